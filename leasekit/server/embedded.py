@@ -123,8 +123,12 @@ class EmbeddedBackend(DirectBackend):
         await self._engine()
 
     async def aclose(self) -> None:
+        self._is_closed = True
+        await self.release()
+
+    async def release(self) -> None:
+        """Close the engine. A later call opens another, unless this backend is closed."""
         async with self._opening:
-            self._is_closed = True
             opened, self._opened = self._opened, None
             if opened is not None:
                 await opened[0].__aexit__(None, None, None)

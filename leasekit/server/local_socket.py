@@ -21,10 +21,15 @@ LONGEST = 103
 
 def socket_path(store: Store) -> Path | None:
     """Return the path of the store's socket; None: the store is not a file, or its path is too long for a socket."""
-    if store.url is None:
+    if (file := store_path(store)) is None:
         return None
-    path = Path(store.url.removeprefix("sqlite:///") + ".sock")
+    path = file.with_name(file.name + ".sock")
     return path if len(os.fsencode(path)) <= LONGEST else None
+
+
+def store_path(store: Store) -> Path | None:
+    """Return the path of the store's file, if it is one."""
+    return None if store.url is None else Path(store.url.removeprefix("sqlite:///"))
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,9 @@
 The others send their requests over a socket beside the file (`tasks.db.sock`), as HTTP. When the process that has the
 store open ends, however it ends, the kernel drops its lock on the file: the next request of any other process takes the
 lock, opens the store, and serves from then on. Leases survive that, as they survive the restart of a server.
+
+A `leasekit serve` goes first: it reserves the file, and the process that has the store open closes its engine, and
+joins the server.
 """
 
 import asyncio
@@ -12,7 +15,7 @@ import importlib.util
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
@@ -21,9 +24,9 @@ from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
-from leasekit.server.local_socket import LONGEST, beside, socket_path
+from leasekit.server.local_socket import LONGEST, beside, socket_path, store_path
 from leasekit.server.store import RETENTION, Store
-from leasekit.server.store.lock import ONE_USER
+from leasekit.server.store.lock import ONE_USER, is_reserved
 from leasekit.server.store.urls import open_store
 from leasekit.task import Purged, Vacuumed, WorkerInfo
 
@@ -32,6 +35,9 @@ _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvic
 logger = logging.getLogger("leasekit.server")
 
 _AGAIN = 1.0  # seconds until a server that could not start is started again
+_FOR_THE_SERVER = 5.0  # seconds for which calls wait for the server to which this process has left the store
+_WATCH = 0.5  # seconds between two looks at whether a server has reserved the store
+_LOOK = 0.02  # seconds between two looks at whether something has happened
 
 
 class _Service(Backend, Scheduler, CancelSource, WorkerDirectory, Redriver, Purger, Protocol):
@@ -48,11 +54,13 @@ class SharedBackend(ForwardingScheduler):
         self.url = f"{store.url}?retention={store.retention:g}" if store.retention != RETENTION else store.url
         """The URL of the store, valid in any working directory."""
         self._path = path = socket_path(store)
-        self._own = EmbeddedBackend(lambda: _serving(store), worker=worker)
+        self._file = store_path(store)
+        self._own = EmbeddedBackend(lambda: _serving(store, self._watch), worker=worker)
         self._joined = None if path is None else cast("_Service", open_backend(f"http+unix://{path}", worker=worker))
         self._service: _Service | None = None
         self._holder = ""  # the process that has the store open, as a clause
         self._choosing = asyncio.Lock()
+        self._handing_over: asyncio.Task[None] | None = None
 
     async def workers(self) -> list[WorkerInfo]:
         return cast("list[WorkerInfo]", await self._call("workers"))
@@ -73,6 +81,8 @@ class SharedBackend(ForwardingScheduler):
         """Close the engine, or the connections to the other process. Leases are not touched."""
         self._service = self._own  # which refuses calls once it is closed
         await self._own.aclose()
+        if self._handing_over is not None:  # its engine is closed by now
+            self._handing_over.cancel()
         if self._joined is not None:
             await self._joined.aclose()
 
@@ -93,6 +103,9 @@ class SharedBackend(ForwardingScheduler):
         Raises `StoreLocked` if that has no socket, and `BackendError` if that runs as another user.
         """
         async with self._choosing:
+            if self._service is None and self._joined is not None and self._is_reserved():
+                self._holder = "a server has reserved the store"
+                self._service = self._joined
             if self._service is None:
                 try:
                     await self._own.open()
@@ -108,6 +121,26 @@ class SharedBackend(ForwardingScheduler):
                 else:
                     self._service = self._own
             return self._service
+
+    def _is_reserved(self) -> bool:
+        return self._file is not None and is_reserved(self._file)
+
+    async def _watch(self) -> None:
+        """Hand the store over once a server has reserved it."""
+        while self._joined is None or not self._is_reserved():  # noqa: ASYNC110 - by another process
+            await asyncio.sleep(_WATCH)
+        self._handing_over = asyncio.create_task(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        """Close the engine, so that the server can open the store; calls wait until it serves."""
+        async with self._choosing:
+            logger.info("a server takes the store over, and this process joins it")
+            self._service = None
+            await self._own.release()
+            with contextlib.suppress(TimeoutError):  # that server has ended, or opens a large store
+                async with asyncio.timeout(_FOR_THE_SERVER):
+                    while self._path is not None and not self._path.exists():  # noqa: ASYNC110 - of another process
+                        await asyncio.sleep(_LOOK)
 
 
 def connect(url: str, *, worker: str) -> SharedBackend:
@@ -126,8 +159,11 @@ def connect(url: str, *, worker: str) -> SharedBackend:
 
 
 @contextlib.asynccontextmanager
-async def _serving(store: Store) -> AsyncGenerator[Engine]:
-    """Run an engine, and serve it to other processes at the socket beside the store."""
+async def _serving(store: Store, watch: Callable[[], Coroutine[Any, Any, None]]) -> AsyncGenerator[Engine]:
+    """Run an engine, and serve it to other processes at the socket beside the store.
+
+    `watch` runs meanwhile.
+    """
     servers: list[_LazyServer] = []
     async with Engine(store) as engine:
 
@@ -135,10 +171,16 @@ async def _serving(store: Store) -> AsyncGenerator[Engine]:
             servers.append(_LazyServer(engine, listener))
 
         async with beside(store, listen):
+            watching = asyncio.create_task(watch())
             try:
                 yield engine
             finally:
+                watching.cancel()
                 await asyncio.gather(*(server.stop() for server in servers))
+                # A claim of this process may have been granted tasks, which its answer must still bring.
+                engine.end_waits()
+                while engine.claims_waiting:  # noqa: ASYNC110 - the last answer is milliseconds away
+                    await asyncio.sleep(_LOOK)
 
 
 class _LazyServer:

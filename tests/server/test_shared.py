@@ -12,7 +12,8 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,9 +23,11 @@ import pytest
 import leasekit
 from leasekit.errors import BackendError, ConfigError, Refused, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server import local_socket
+from leasekit.server.engine import Engine
 from leasekit.server.http import app
 from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
+from leasekit.server.store.urls import open_store
 from leasekit.task import NewTask, Stats
 from tests.waiting import eventually, until
 
@@ -62,6 +65,24 @@ def say(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None
     process.stdin.write("go on\n")
     process.stdin.flush()
+
+
+SERVE = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store"]
+
+
+@contextlib.contextmanager
+def serving(url: str) -> "Iterator[subprocess.Popen[str]]":
+    with subprocess.Popen([*SERVE, url], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert "listening" in told(server).readline()
+            yield server
+        finally:
+            server.kill()
+
+
+def holder(url: str) -> int:
+    """The process that has the store open, or had it last."""
+    return int(Path(url.removeprefix("sqlite:///") + ".id").read_text().split()[-1])
 
 
 @pytest.fixture
@@ -140,9 +161,7 @@ def test_processes_that_start_together_share_the_work(start: Start) -> None:
 
 
 def test_a_server_on_the_file_is_joined(url: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, leasekit.connect(url) as client:
-        assert "listening" in told(server).readline()
+    with serving(url) as server, leasekit.connect(url) as client:
         assert stat.S_IMODE((tmp_path / "tasks.db.sock").stat().st_mode) == 0o600
         client.schedule("k")
         assert client.stats().kinds == {"k": {"new": 1}}
@@ -155,13 +174,109 @@ def test_a_server_on_the_file_is_joined(url: str, tmp_path: Path) -> None:
         assert client.stats().kinds == {"k": {"new": 1}}
 
 
+WORK = """
+import pathlib, sys, time, leasekit
+worker = leasekit.Worker(sys.argv[1], concurrency=1)
+goal = pathlib.Path(sys.argv[1].removeprefix("sqlite:///")).with_name("goal")
+
+@worker.handler("k", claim_timeout=20, heartbeat_timeout=20)
+def handle(_, held):
+    print("began", flush=True)
+    while not goal.exists():
+        held.check()
+        time.sleep(0.05)
+    print("ended", flush=True)
+
+handle.options(id="t").schedule()
+worker.run()
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_gives_its_store_to_a_server_keeps_its_lease_and_has_the_store_again_after_the_server(
+    start: Start, url: str, tmp_path: Path
+) -> None:
+    worker = start(WORK)
+    assert told(worker).readline() == "began\n"
+    for _ in range(2):
+        assert holder(url) == worker.pid
+        with serving(url) as server:
+            assert holder(url) == server.pid
+            server.kill()
+            eventually(lambda: holder(url) == worker.pid)
+    with serving(url) as server, leasekit.connect(url) as client:
+        info = client.get("t")
+        assert info is not None
+        assert (info.status, info.attempt) == ("processing", 1)
+        (tmp_path / "goal").touch()
+        assert told(worker).readline() == "ended\n"
+        eventually(lambda: client.stats().kinds == {"k": {"success": 1}})
+        ended = client.get("t")
+        assert ended is not None
+        assert (ended.attempt, ended.crashes) == (1, 0)
+        assert holder(url) == server.pid
+        worker.send_signal(signal.SIGTERM)
+        assert told(worker).read() == ""
+        assert worker.wait(60) == 0
+
+
 def test_a_second_server_is_refused(url: str) -> None:
-    command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", url]
-    with leasekit.connect(url) as client:
-        client.stats()
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert refused.returncode == 1
-    assert f"process {os.getpid()}" in refused.stderr
+    with serving(url) as server:
+        refused = subprocess.run([*SERVE, url], capture_output=True, text=True, timeout=60, check=False)
+        assert refused.returncode == 1
+        assert f"process {server.pid}" in refused.stderr
+
+
+async def test_a_server_is_refused_a_store_that_its_owner_does_not_give_up(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "YIELD_TIMEOUT", 0.2)
+    async with Engine(open_store(url)):  # as of a process that is stopped
+        with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+            async with app._engine(open_store(url)):
+                pass
+
+
+async def test_a_store_that_changes_hands_under_load_loses_no_answer_and_no_claim(url: str) -> None:
+    backends = [connect(url, worker=f"w{number}") for number in range(3)]
+    scheduled, claimed, over = list[str](), list[str](), asyncio.Event()
+
+    async def answered(call: Callable[[], Awaitable[Any]]) -> Any:
+        while True:  # a call without an answer is repeated
+            with contextlib.suppress(Unavailable):
+                return await call()
+            await asyncio.sleep(0.01)
+
+    async def schedule(backend: SharedBackend, number: int) -> None:
+        for count in itertools.count():
+            if over.is_set():
+                return
+            task = NewTask(kind="k", id=f"{number}-{count}")
+            scheduled.extend(answer.id for answer in await answered(partial(backend.schedule, [task])))
+
+    async def claim(backend: SharedBackend) -> None:
+        for number in map(str, itertools.count()):
+            answer = await answered(partial(backend.claim, ["k"], limit=5, wait=60, claim_id=number))
+            claimed.extend(task.id for task in answer.tasks)
+            if over.is_set():
+                return
+
+    calls = [asyncio.create_task(schedule(backend, number)) for number, backend in enumerate(backends)]
+    calls += [asyncio.create_task(claim(backend)) for backend in backends]
+    await until(lambda: len(scheduled) > 100)
+    with await asyncio.to_thread(serving(url).__enter__) as server:
+        assert holder(url) == server.pid
+        seen = len(scheduled)
+        await until(lambda: len(scheduled) > seen + 100)
+        over.set()
+        await backends[0].schedule([NewTask(kind="k", id=f"last-{number}") for number in range(20)])
+        async with asyncio.timeout(30):
+            await asyncio.gather(*calls)
+        counts = (await backends[0].stats()).kinds["k"]
+        assert sum(counts.values()) == len(scheduled) + 20
+        assert len(claimed) == len(set(claimed)) == len(scheduled) + 20 - counts.get("new", 0)
+        for backend in backends:
+            await backend.aclose()
 
 
 async def test_an_owner_that_does_not_answer_is_named(url: str, tmp_path: Path) -> None:

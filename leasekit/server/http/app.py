@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from http import HTTPMethod
 from types import FrameType
 
@@ -28,7 +28,7 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from leasekit._log import LogThread, write
-from leasekit.errors import ConfigError
+from leasekit.errors import ConfigError, StoreLocked
 from leasekit.server.engine import Engine
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.echo import echo_request_header
@@ -40,9 +40,10 @@ from leasekit.server.http.protocol import BoundedProtocol
 from leasekit.server.http.request import ApiRequest, BodyTimeouts, Parts
 from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
-from leasekit.server.local_socket import beside
+from leasekit.server.local_socket import beside, store_path
 from leasekit.server.log_limit import LogLimit
 from leasekit.server.store import Store
+from leasekit.server.store.lock import reserved
 from leasekit.server.store.urls import open_store
 
 BODY_TIMEOUT = 30.0
@@ -50,6 +51,8 @@ BODY_TIMEOUT_AT_STOP = 2.0  # for the bodies that are under way when the server 
 IDLE_TIMEOUT = 75  # of a connection; longer than clients keep one, so that none is closed while a request arrives
 STOP_TIMEOUT = 40  # for requests under way; longer than an answer may take
 HAND_OVER_TIMEOUT = 3  # the same for processes of this machine: until the end nobody else can serve the store
+YIELD_TIMEOUT = 15.0  # for a process that has the store open, and leaves it to a server
+YIELD_PAUSE = 0.05
 
 
 class Api(Router):
@@ -167,7 +170,7 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
 
 
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
-    async with Engine(store) as engine:
+    async with _engine(store) as engine:
         server = Server(Api(engine, any_host=insecure))
         with _listen(host, port, insecure=insecure) as listener:
             if store.is_new and store.url is not None:
@@ -189,6 +192,24 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
             gc.freeze()
             async with beside(store, listen):
                 await server.serve(sockets=sockets)
+
+
+@contextlib.asynccontextmanager
+async def _engine(store: Store) -> AsyncGenerator[Engine]:
+    """Run an engine. A process that is no server, and has the store open, leaves the store to this one."""
+    path, time = store_path(store), asyncio.get_running_loop().time
+    until = time() + YIELD_TIMEOUT
+    async with contextlib.AsyncExitStack() as opened:
+        is_reserved = path is not None and opened.enter_context(reserved(path))
+        engine: Engine | None = None
+        while engine is None:
+            try:
+                engine = await opened.enter_async_context(Engine(store))
+            except StoreLocked:
+                if not is_reserved or time() >= until:
+                    raise
+                await asyncio.sleep(YIELD_PAUSE)
+        yield engine
 
 
 async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Event) -> None:

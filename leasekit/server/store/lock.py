@@ -7,8 +7,10 @@ Rule 2: the lock on `<store>.id`, beside the store, keeps out a server that find
 Rule 3: `<store>.id` never counts more transactions than are synced in the store.
 Rule 4: each start has a name. The store contains the name of the last start that wrote to it; `<store>.id` contains it
 too, and in advance that of the start that may write next. A copy that was served elsewhere contains another name.
+Rule 5: a `leasekit serve` has a lock on `<store>.serve` from before it opens the store until after it has closed it.
+Meanwhile other processes of its user leave the store to it; so it gets the store from one that has it open.
 
-The kernel drops both locks when the process dies, however it dies.
+The kernel drops all locks when the process dies, however it dies.
 """
 
 import contextlib
@@ -16,11 +18,16 @@ import fcntl
 import os
 import re
 import stat
+import time
 import weakref
+from collections.abc import Generator
 from pathlib import Path
 from typing import NamedTuple
 
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
+
+_TRIES = 10  # to reserve a store
+_PAUSE = 0.05  # seconds between two of them
 
 ONE_USER = (
     "all processes that share this file must run as one user, who may write to its directory; for several users start "
@@ -204,6 +211,53 @@ def is_open_here(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return _inode(path.stat()) in _open_here
     return False
+
+
+@contextlib.contextmanager
+def reserved(path: Path) -> Generator[bool]:
+    """Reserve the store at this path for a server until the block ends.
+
+    False: another server has reserved it, or it is of another user, whose processes could not join this server.
+    """
+    descriptor: int | None = None
+    with contextlib.suppress(OSError):  # the store itself cannot be opened then, which has a message
+        if not path.exists() or path.stat().st_uid == os.geteuid():
+            descriptor = os.open(_reservation(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if descriptor is None:
+        yield False
+        return
+    try:
+        yield any(_has_locked(descriptor) for _ in range(_TRIES))
+    finally:
+        os.close(descriptor)
+
+
+def _has_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(_PAUSE)  # a process that looks has the lock for a moment
+        return False
+    return True
+
+
+def is_reserved(path: Path) -> bool:
+    """Return whether a server of this user has reserved the store at this path."""
+    try:
+        descriptor = os.open(_reservation(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _reservation(path: Path) -> Path:
+    return path.with_name(path.name + ".serve")
 
 
 def _inode(status: os.stat_result) -> tuple[int, int]:

@@ -60,9 +60,12 @@ def new_task(kind: str, payload: Any, options: TaskOptions) -> NewTask:
 
 
 def check_fields(tasks: Sequence[NewTask]) -> None:
-    """Raise TypeError for the first task whose `retry` is a number, or whose `delay` is not."""
+    """Raise TypeError for the first task whose `retry` is a number or a list, or whose `delay` is no number."""
     for task in tasks:
-        if isinstance(cast("object", task.retry), int | float):
+        retry = cast("object", task.retry)
+        if isinstance(retry, list | tuple):
+            raise TypeError(f"retry must be a policy: write retry=leasekit.FixedDelays(waits={list(retry)!r})")
+        if isinstance(retry, int | float):
             raise TypeError(
                 f"retry says how long to wait between attempts, got {task.retry!r}: write max_attempts={task.retry!r}, "
                 "or retry=leasekit.FixedDelays(waits=[1, 10]) for waits of 1 and 10 seconds"

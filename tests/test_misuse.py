@@ -295,6 +295,12 @@ def test_a_number_of_retries_is_max_attempts(client: Client) -> None:
         client.schedule("k", retry=retry)
 
 
+def test_a_list_of_waits_is_a_policy_of_its_own(client: Client) -> None:
+    retry: Any = [10, 60]
+    with pytest.raises(TypeError, match=r"write retry=leasekit.FixedDelays\(waits=\[10, 60\]\)"):
+        client.schedule("k", retry=retry)
+
+
 def test_the_environment_names_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEKIT_URL", "memory://from-the-environment")
     with leasekit.connect() as client:

@@ -99,7 +99,8 @@ async def _end_claims(backend: Backend, past: Past) -> list[Settlement]:
     """End the claims whose answers the worker did not receive, and return releases of the tasks they were granted."""
     noted = {lease.token for lease in past.leases}
     ended = await asyncio.gather(*(_end_claim_in_time(backend, claim) for claim in past.claims))
-    if errors := [one.error for one in ended if one.error is not None]:
+    # A service that never answered, at a wrong URL say, has granted nothing.
+    if (errors := [one.error for one in ended if one.error is not None]) and past.answered:
         logger.warning("the tasks that the worker was granted last may wait until their leases expire: %s", errors[0])
     back = [task for one in ended for task in one.tasks if task.token not in noted]
     return [Settlement(id=task.id, token=task.token, outcome="release") for task in back]

@@ -66,3 +66,4 @@ def note(client: Client, *, spool: str | None) -> None:
     _ledger.open(Holder(worker=client.worker, url=client.url, options=client.options, guarded=guarded, spool=spool))
     connection.keeper.note_in(_ledger)
     connection.watchdog.note_in(_ledger)
+    connection.driver.call_soon(connection.keeper.reachability.when_reached, _ledger.note_answer)

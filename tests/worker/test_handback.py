@@ -131,7 +131,11 @@ def test_a_claim_that_cannot_be_ended_leaves_the_others_not_un_ended(
     monkeypatch.setattr(handback, "_FOR_CLAIMS", 0.5)
     dead.faults = [Fault("hangs", act)] * 2
     past = Past(
-        Holder(worker="dead", url="memory://"), [], [], [PendingClaim("hangs", ["k"]), PendingClaim("c", ["k"])]
+        Holder(worker="dead", url="memory://"),
+        [],
+        [],
+        [PendingClaim("hangs", ["k"]), PendingClaim("c", ["k"])],
+        answered=True,
     )
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
@@ -150,12 +154,22 @@ def test_what_a_server_says_is_handed_back_though_another_of_the_claims_servers_
 
     monkeypatch.setattr(handback, "_FOR_CLAIMS", 0.5)
     dead.faults = [Fault("a shard is away", act)] * 100
-    past = Past(Holder(worker="dead", url="memory://"), [], [], [PendingClaim("c", ["k", "away"])])
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [PendingClaim("c", ["k", "away"])], answered=True)
     handback.hand_back(past, "killed", waiting=waiting)
     info = dead.client.get(dead.task_id)
     assert info is not None
     assert (info.status, info.crashes) == (Status.ENQUEUED, 0)
     assert "may wait until their leases expire" in caplog.text
+
+
+def test_a_service_that_never_answered_has_granted_nothing_to_speak_of(
+    dead: Dead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handback, "_FOR_CLAIMS", 0.1)
+    dead.faults = [faults.refuse] * 100
+    past = Past(Holder(worker="dead", url="memory://"), [], [], [PendingClaim("c", ["k"])])
+    handback.hand_back(past, "killed", waiting=waiting)
+    assert "leases expire" not in caplog.text
 
 
 def test_what_was_noted_of_it_is_handed_back_once(dead: Dead) -> None:

@@ -5,8 +5,8 @@ removes it when it is over: some hundred nanoseconds each, without a system call
 not delay the worker. A worker that is killed between two bytes leaves a ledger that is right about all leases but one.
 The supervisor reads the ledger only when the worker has been reaped.
 
-    header   the moment to which the kernel's timer is armed; the holder and its service: written once, when there is
-             a connection
+    header   the moment to which the kernel's timer is armed; whether the service has answered; the holder and its
+             service: written once, when there is a connection
     entries  one for each lease, of fixed room, used again: state, room, two lengths, id and token;
              and one for each claim in progress: tasks that were granted but not received are given back too;
              and one for each lease with progress that its service has not acknowledged, up to 64 MiB in all
@@ -33,6 +33,7 @@ logger = logging.getLogger("leasekit")
 
 _MAGIC = b"LEASEKT1"
 _SIGNALS = len(_MAGIC)  # one byte: the number of signals that the supervisor has passed on
+_ANSWERED = _SIGNALS + 1  # one byte: whether the service has ever answered
 _MOMENT = struct.Struct("<d")
 _ARMED = 16
 _LENGTH = struct.Struct("<I")
@@ -84,6 +85,7 @@ class Past(NamedTuple):
     settlements: list[Settlement]  # to be reported once no code of the process runs
     claims: list[PendingClaim]
     armed_at: float | None = None  # by CLOCK_BOOTTIME: when the kernel's timer would kill the process
+    answered: bool = False  # whether the service has ever answered the process
 
     @property
     def is_empty(self) -> bool:
@@ -135,7 +137,7 @@ class SharedMemory:
             if (found := progress.get((left.task_id, left.token))) is not None:
                 leases[place] = left._replace(progress=found[1], progress_seq=found[0])
         (armed_at,) = _MOMENT.unpack_from(self._header, _ARMED)
-        return Past(self._holder(), leases, settlements, claims, armed_at or None)
+        return Past(self._holder(), leases, settlements, claims, armed_at or None, bool(self._header[_ANSWERED]))
 
     def _holder(self) -> Holder | None:
         (length,) = _LENGTH.unpack_from(self._header, _HOLDER)
@@ -181,6 +183,10 @@ class Ledger:
     def signals(self) -> int:
         """The number of signals that the supervisor has passed on. Any thread."""
         return self._memory[_SIGNALS]
+
+    def note_answer(self) -> None:
+        """Note that the service has answered."""
+        self._memory[_ANSWERED] = 1
 
     def arm(self, at: float | None) -> None:
         """Note when the kernel's timer will kill this process; None: it is not armed. One thread at a time."""

@@ -58,6 +58,12 @@ def test_it_says_what_was_asked_for_until_the_answer_is_noted(memory: SharedMemo
     assert memory.read().is_empty
 
 
+def test_it_says_whether_the_service_has_ever_answered(memory: SharedMemory, ledger: Ledger) -> None:
+    assert not memory.read().answered
+    ledger.note_answer()
+    assert memory.read().answered
+
+
 def test_it_has_the_latest_progress_of_a_lease(memory: SharedMemory, ledger: Ledger) -> None:
     ledger.begins(ledger.add("a", "t"))
     ledger.add("b", "t")

@@ -26,7 +26,7 @@ from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.local_socket import LONGEST, beside, socket_path, store_path
 from leasekit.server.store import RETENTION, Store
-from leasekit.server.store.lock import ONE_USER, is_reserved
+from leasekit.server.store.lock import is_reserved, one_user
 from leasekit.server.store.urls import open_store
 from leasekit.task import Purged, Vacuumed, WorkerInfo
 
@@ -116,7 +116,9 @@ class SharedBackend(ForwardingScheduler):
                         what = f"{self._holder}, which cannot be joined, because {why}"
                         raise StoreLocked(f"{what}: move the store to a shorter path, or stop that process") from None
                     if self._path.exists() and not os.access(self._path, os.W_OK):
-                        raise BackendError(f"{self._holder}, and runs as another user: {ONE_USER}") from error
+                        raise BackendError(
+                            f"{self._holder}, and runs as another user: {one_user(self._path.with_suffix(''))}"
+                        ) from error
                     self._service = self._joined
                 else:
                     self._service = self._own

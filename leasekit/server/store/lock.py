@@ -29,10 +29,17 @@ from leasekit.errors import ConfigError, StoreDamaged, StoreLocked, Unavailable
 _TRIES = 10  # to reserve a store
 _PAUSE = 0.05  # seconds between two of them
 
-ONE_USER = (
-    "all processes that share this file must run as one user, who may write to its directory; for several users start "
-    "a server, 'leasekit serve', and connect to its URL"
-)
+
+def one_user(path: Path) -> str:
+    """Say what to do if this process may not open the store, or not join the process that has it open."""
+    owner = "its owner"
+    with contextlib.suppress(OSError, KeyError):  # the user has no name
+        owner += f", {(path if path.exists() else path.parent).owner()}"
+    return (
+        "all processes that share this file must run as one user, who may write to its directory: run this one as "
+        f"{owner}, or chown the file and those beside it; processes of other users connect to the URL of a server, "
+        "'leasekit serve'"
+    )
 
 
 class Identity(NamedTuple):

@@ -24,7 +24,7 @@ from leasekit.server.store import Space, Store, Tx, damage
 from leasekit.server.store import statements as sql
 from leasekit.server.store.admission import check_tables, close_to_others, refuse_foreign
 from leasekit.server.store.lease_cache import LeaseCache
-from leasekit.server.store.lock import ONE_USER, FileLock, Identity, is_open_here
+from leasekit.server.store.lock import FileLock, Identity, is_open_here, one_user
 from leasekit.server.store.schema import HEAD, metadata, version
 from leasekit.server.store.task_counts import TaskCounts
 from leasekit.server.store.tx import Counter, SqlTx, SqlView
@@ -113,7 +113,7 @@ class SqlStore(Store):
             self.close()
             what = f"the store {str(self._path)!r} cannot be opened: {error.strerror}"
             if isinstance(error, PermissionError):  # no `ConfigError`, which a client would take for an outage
-                raise BackendError(f"{what}: {ONE_USER}") from error
+                raise BackendError(f"{what}: {one_user(self._path)}") from error
             raise ConfigError(f"{what}; check its path") from error
         except BaseException:
             self.close()

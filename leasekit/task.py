@@ -456,6 +456,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """How many leases the worker holds."""
     kinds: list[str] | None = None
     """The kinds that the worker has claimed; None: the service does not say, or has heard no claim of the worker."""
+    ttl: float | None = None
+    """The shortest ttl of the leases that the worker holds; None: it holds none, or the service does not say."""
 
 
 class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):

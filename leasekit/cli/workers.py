@@ -14,11 +14,13 @@ from leasekit.task import WorkerInfo
 if TYPE_CHECKING:
     from rich.table import Table
 
-_CYCLE = Heartbeats().cycle + Heartbeats().call_timeout  # seconds
+
+_SHORTEST = 2.0  # seconds of a ttl for which there is a rhythm
 
 EXAMPLES = """\b
 In a pipe, a line for each worker: name, tasks held, last seen, and overdue if
-the worker holds tasks and no heartbeat came for 130 s, in which one is due.
+the worker holds tasks and no heartbeat came for 130 s, in which one is due
+(26 s if the shortest lease of its tasks is 60 s, and so on).
 Last seen is - for a worker that holds tasks and has not called since the
 service started; so is the last field of a worker that is not overdue.
 With --json, a JSON line for each.
@@ -85,7 +87,9 @@ def is_overdue(worker: WorkerInfo) -> bool:
     """Whether the worker holds leases, and has not called for longer than a cycle, in which it renews each of them."""
     if not worker.running or worker.last_seen is None:
         return False
-    return (datetime.now(UTC) - worker.last_seen).total_seconds() > _CYCLE
+    heartbeats = Heartbeats() if worker.ttl is None else Heartbeats().for_ttl(max(worker.ttl, _SHORTEST))
+    silent = (datetime.now(UTC) - worker.last_seen).total_seconds()
+    return silent > heartbeats.cycle + heartbeats.call_timeout
 
 
 def listed(client: Client) -> list[WorkerInfo] | None:

@@ -22,7 +22,7 @@ from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.roles import backlog, claims, consumer, frontend, hsc, redrive
 from leasekit.server.roles.cancel_hints import CancelHints
-from leasekit.server.store import Filter, Space, Store, View
+from leasekit.server.store import Filter, Holding, Space, Store, View
 from leasekit.server.sweeper import SWEEPING, Sweeper
 from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
 from leasekit.task import (
@@ -226,7 +226,7 @@ class Engine:
         """List the workers that hold leases or sent a request in the last ten minutes."""
         running = await self._read(lambda view: view.holders())
         names = sorted(self._seen.keys() | running.keys())
-        return [self._worker(name, running.get(name, 0)) for name in names]
+        return [self._worker(name, running.get(name, Holding())) for name in names]
 
     @property
     def claims_waiting(self) -> int:
@@ -340,9 +340,10 @@ class Engine:
             self._cancel_hints.forget(worker)
             self._tell_of(worker, "left")
 
-    def _worker(self, name: str, running: int) -> WorkerInfo:
+    def _worker(self, name: str, held: Holding) -> WorkerInfo:
         seen = None if (at := self._seen.get(name)) is None else frontend.moment(at)
-        return WorkerInfo(name=name, last_seen=seen, running=running, kinds=self._claimed_kinds.of(name))
+        kinds = self._claimed_kinds.of(name)
+        return WorkerInfo(name=name, last_seen=seen, running=held.running, kinds=kinds, ttl=held.ttl)
 
     async def list_tasks(
         self,

@@ -23,7 +23,7 @@ from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
 from leasekit.server.roles import claims, consumer, frontend, hsc, redrive, retention
 from leasekit.server.roles.cancel_hints import CancelHints
-from leasekit.server.store import RETENTION, Filter, View
+from leasekit.server.store import RETENTION, Filter, Holding, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
@@ -210,8 +210,9 @@ class MemoryService:
             WorkerInfo(
                 name=name,
                 last_seen=frontend.moment(at),
-                running=running.get(name, 0),
+                running=(held := running.get(name, Holding())).running,
                 kinds=self._claimed_kinds.of(name),
+                ttl=held.ttl,
             )
             for name, at in sorted(self._seen.items())
         ]

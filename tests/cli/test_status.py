@@ -188,18 +188,28 @@ def test_a_task_shows_when_its_run_was_claimed_and_how_long_it_lasts(run: Run, c
     assert re.match(r"run 1, attempt 1: success, \S+, after \d+ s, ", shown(client, "held", width=120)[-1])
 
 
-def worker(*, running: int, silent: float | None) -> WorkerInfo:
+def worker(*, running: int, silent: float | None, ttl: float | None = None) -> WorkerInfo:
     seen = None if silent is None else datetime.now(UTC) - timedelta(seconds=silent)
-    return WorkerInfo(name="w", last_seen=seen, running=running)
+    return WorkerInfo(name="w", last_seen=seen, running=running, ttl=ttl)
 
 
 @pytest.mark.parametrize(
-    ("running", "silent", "overdue"), [(1, 140.0, True), (1, 100.0, False), (0, 140.0, False), (1, None, False)]
+    ("running", "silent", "ttl", "overdue"),
+    [
+        (1, 140.0, None, True),
+        (1, 100.0, None, False),
+        (0, 140.0, None, False),
+        (1, None, None, False),
+        (1, 50.0, 60.0, True),
+        (1, 20.0, 60.0, False),
+        (1, 140.0, 3600.0, False),
+        (1, 20.0, 0.5, True),
+    ],
 )
 def test_a_worker_that_holds_tasks_and_is_not_heard_is_overdue(
-    running: int, silent: float | None, overdue: bool, capsys: pytest.CaptureFixture[str]
+    running: int, silent: float | None, ttl: float | None, overdue: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [worker(running=running, silent=silent)]
+    found = [worker(running=running, silent=silent, ttl=ttl)]
     text = io.StringIO()
     Console(width=80, file=text).print(workers_table(found))
     print_workers(found, as_json=False)

@@ -124,6 +124,13 @@ class Anchor(NamedTuple):
     instant: float  # the moment by the clock of leases in the process that wrote the anchor
 
 
+class Holding(NamedTuple):
+    """The leases of one worker."""
+
+    running: int = 0
+    ttl: float | None = None  # the shortest
+
+
 class Lane(NamedTuple):
     """The waiting tasks of one kind and priority, and when the first task is due."""
 
@@ -187,8 +194,8 @@ class View(Protocol):
         """Count the tasks of each kind in each status."""
         ...
 
-    def holders(self) -> dict[str, int]:
-        """Count the leases that each worker holds."""
+    def holders(self) -> dict[str, Holding]:
+        """Return what each worker holds."""
         ...
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:

@@ -22,6 +22,7 @@ from leasekit.server.store import (
     Ending,
     Entity,
     Filter,
+    Holding,
     Lane,
     Limits,
     Run,
@@ -170,12 +171,12 @@ class _MemoryView(View):
     def counts(self) -> dict[str, dict[str, int]]:
         return _counted(self._tables.triggers.values())
 
-    def holders(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
+    def holders(self) -> dict[str, Holding]:
+        ttls: dict[str, list[float]] = {}
         for row in self._leased():
             if row.owner is not None:
-                counts[row.owner] = counts.get(row.owner, 0) + 1
-        return counts
+                ttls.setdefault(row.owner, []).append(row.heartbeat_timeout)
+        return {owner: Holding(len(of_owner), min(of_owner)) for owner, of_owner in ttls.items()}
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         lanes = self._tables.lanes

@@ -199,7 +199,11 @@ FREE_NAMES = Statement(
 COMMITS = Statement(select(store.c.commits))
 ANCHOR = Statement(select(store.c.anchor))
 COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_by(trigger.c.kind, trigger.c.status))
-HOLDERS = Statement(select(trigger.c.owner, func.count()).where(is_leased()).group_by(trigger.c.owner))
+HOLDERS = Statement(
+    select(trigger.c.owner, func.count(), func.min(trigger.c.heartbeat_timeout))
+    .where(is_leased())
+    .group_by(trigger.c.owner)
+)
 
 
 def _lanes() -> sa.Select[Any, Any, Any]:

@@ -17,6 +17,7 @@ from leasekit.server.store import (
     Ending,
     Entity,
     Filter,
+    Holding,
     Lane,
     Limits,
     Run,
@@ -95,8 +96,11 @@ class SqlView(View):
         """Return the number of the last transaction, and the tasks of each kind in each status."""
         return sql.COMMITS.rows(self._connection)[0][0], sql.COUNTS.rows(self._connection)
 
-    def holders(self) -> dict[str, int]:
-        return {str(row[0]): row[1] for row in sql.HOLDERS.rows(self._connection)}
+    def holders(self) -> dict[str, Holding]:
+        return {
+            str(row[0]): Holding(row[1], row[2] if damage.is_number(row[2]) else None)
+            for row in sql.HOLDERS.rows(self._connection)
+        }
 
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
         query = _ended(wanted, until, trigger.c.ended_at, trigger.c.seq)

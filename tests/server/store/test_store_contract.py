@@ -440,10 +440,14 @@ def test_a_page_goes_by_the_order_in_which_tasks_came(store: Store) -> None:
 
 def test_counts_and_holders(store: Store) -> None:
     add(store, trigger(1), trigger(2), trigger(3, kind="b", owner="w", status=Status.CLAIMED))
-    add(store, trigger(4, owner="w", status=Status.PROCESSING), trigger(5, status=Status.DEAD, next_trigger_at=None))
+    add(
+        store,
+        trigger(4, owner="w", status=Status.PROCESSING, heartbeat_timeout=20.0),
+        trigger(5, status=Status.DEAD, next_trigger_at=None),
+    )
     with store.view() as view:
         assert view.counts() == {"k": {"new": 2, "processing": 1, "dead": 1}, "b": {"claimed": 1}}
-        assert view.holders() == {"w": 2}
+        assert view.holders() == {"w": (2, 20.0)}
 
 
 def test_a_view_sees_what_was_committed(store: Store) -> None:

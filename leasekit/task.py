@@ -335,7 +335,8 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     A heartbeat that leaves then is *gone* (`overdue`)."""
     reason: str | None = None
     """With *gone*: `settled`, `taken`, `expired`, `overdue`, `cancelled`, `unknown`, or a sentence, which is told as it
-    is (`ConfigError: …`: a block that waits for its first heartbeat raises that); with *failed*: what failed."""
+    is (`ConfigError: …`: a block that waits for its first heartbeat raises that); with *failed*: what failed; with
+    *settled*: `dead` if the task is not tried again, where the service says."""
     retry_after: float | None = None
     """With *throttled*: seconds to wait."""
 

@@ -103,6 +103,24 @@ def test_a_failure_without_an_exception_has_the_reason_in_its_line_if_it_is_ours
     assert lines(caplog, task_id)[-1][1].endswith(f" s{why}")
 
 
+@pytest.mark.parametrize(("attempts", "is_dead"), [(1, True), (2, False)])
+def test_the_log_says_that_a_task_is_dead(
+    faulty: Faulty,
+    submitter: Submitter,
+    at_work: AtWork,
+    caplog: pytest.LogCaptureFixture,
+    attempts: int,
+    is_dead: bool,
+) -> None:
+    worker = Worker(faulty)
+    worker.handler("k")(later)
+    with at_work(worker):
+        task_id = submitter.schedule("k", max_attempts=attempts)
+        eventually(lambda: submitter.get(task_id).error, "the end of the run")
+    assert (submitter.get(task_id).status == "dead") is is_dead
+    assert (f"task {task_id} is dead: it is not tried again" in caplog.text) is is_dead
+
+
 def test_a_run_whose_lease_was_lost_is_said_to_be_lost(
     faulty: Faulty, service: Any, submitter: Submitter, at_work: AtWork, caplog: pytest.LogCaptureFixture
 ) -> None:

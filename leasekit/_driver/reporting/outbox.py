@@ -198,6 +198,9 @@ class Outbox:
         asked = 0.0
         for report, verdict in zip(batch, verdicts, strict=True):
             if verdict.verdict in ("settled", "gone"):
+                if verdict.verdict == "settled" and verdict.reason == "dead":
+                    extra = log_fields(verdict.id, report.settlement.token)
+                    logger.warning("task %s is dead: it is not tried again", verdict.id, extra=extra)
                 self._end_with_answer(report, verdict)
             else:
                 report.put_off += 1

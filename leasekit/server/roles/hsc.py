@@ -197,10 +197,14 @@ class _Desk:
         if row is None or row.token != settlement.token:
             run = None if row is None else self._past.find(row, settlement.token)
             if run is not None and run.digest == digest:
-                return Verdict(id=settlement.id, verdict="settled")
+                return self._settled(settlement)
             return self._past.gone(settlement.id, row, settlement.token)
         self._accept(row, settlement, digest)
-        return Verdict(id=settlement.id, verdict="settled")
+        return self._settled(settlement)
+
+    def _settled(self, settlement: Settlement) -> Verdict:
+        is_dead = settlement.outcome in _BOUNDED and self._rows[settlement.id].status is Status.DEAD
+        return Verdict(id=settlement.id, verdict="settled", reason="dead" if is_dead else None)
 
     def save(self) -> None:
         tx = self._turn.tx

@@ -4,15 +4,20 @@ A message may be visible again before the `with` block of its lease begins: the 
 whose answer was slow. A standard queue answers success to a call that extends it then. SQS does not say when it granted
 a message, but it cannot have been before the receive was sent. A message whose receive was not observed came before its
 client was first seen here, and so its time counts from that moment.
+
+An observed receive asks for all attributes, whatever its caller asked for: without them a copy of the message for the
+dead-letter queue would lack them, and its message group.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 _MOST = 1_000  # messages that arrived and were not looked up yet
 _CHANGES = ("DeleteMessage", "DeleteMessageBatch", "ChangeMessageVisibility", "ChangeMessageVisibilityBatch")
+_ATTRIBUTES = ("Attributes", "MessageAttributes")
 _ASKED_AT, _TIMEOUT, _WAIT = "leasekit_asked_at", "leasekit_visibility_timeout", "leasekit_wait_time"
 
 
@@ -23,6 +28,7 @@ class Arrival(NamedTuple):
     timeout: int | None = None  # the `VisibilityTimeout` that the receive named
     wait: int = 0  # the `WaitTimeSeconds` that the receive named
     is_known: bool = False  # False: the receive was not observed
+    parts: Mapping[str, Any] = MappingProxyType({})  # of the message: all its attributes; empty if not known
 
 
 class Arrivals:
@@ -42,7 +48,7 @@ class Arrivals:
         if client not in self._seen:
             self._seen[client] = self._clock()
             events = client.meta.events
-            events.register("before-parameter-build.sqs.ReceiveMessage", self._note_times)
+            events.register("before-parameter-build.sqs.ReceiveMessage", self._note_and_widen)
             events.register("request-created.sqs.ReceiveMessage", self._note_request)
             events.register("after-call.sqs.ReceiveMessage", self._note_answer)
             for operation in _CHANGES:
@@ -54,9 +60,12 @@ class Arrivals:
         since = self.watch(client)
         return self._arrivals.pop(handle, None) or Arrival(since)
 
-    def _note_times(self, params: Mapping[str, Any], context: dict[str, Any], **_: Any) -> None:
+    def _note_and_widen(self, params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
         context[_TIMEOUT] = params.get("VisibilityTimeout")
         context[_WAIT] = params.get("WaitTimeSeconds", 0)
+        params["MessageAttributeNames"] = ["All"]
+        # The older name, unless the caller takes the newer one, which boto3 1.34.0 does not know.
+        params[newer if (newer := "MessageSystemAttributeNames") in params else "AttributeNames"] = ["All"]
 
     def _note_request(self, request: Any, **_: Any) -> None:
         request.context[_ASKED_AT] = self._clock()  # of the latest try: botocore repeats a call that failed
@@ -67,7 +76,9 @@ class Arrivals:
         timeout, wait = context.get(_TIMEOUT), context.get(_WAIT, 0)
         arrival = Arrival(context[_ASKED_AT], timeout, wait, is_known=_TIMEOUT in context)
         for message in parsed.get("Messages", []):
-            self._arrivals[message.get("ReceiptHandle", "")] = arrival
+            # Copies, because the caller's message is the same object.
+            parts = {name: dict(message[name]) for name in _ATTRIBUTES if name in message}
+            self._arrivals[message.get("ReceiptHandle", "")] = arrival._replace(parts=parts)
         while len(self._arrivals) > _MOST:
             self._arrivals.popitem(last=False)
 

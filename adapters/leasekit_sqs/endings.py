@@ -1,7 +1,8 @@
 """The ends of messages, by the outcome of their tasks.
 
     success, cancelled         deleted
-    fatal                      copied to the dead-letter queue, if the queue has one; then deleted
+    fatal                      copied to the dead-letter queue, if the queue has one; then deleted. If its attributes
+                               are not known, visible again after the wait: the next receive asks for them
     retry, release, crash      visible again: after the wait, or at once
     crash of a whole process   visible again when the longest poll is over: before that, SQS may give the message to the
                                poll that the dead process has left open, and then hide it for its whole ttl
@@ -105,12 +106,17 @@ class Endings:
 
     async def _move_to_dlq(self, endings: Sequence[Ending]) -> list[BackendError | None]:
         became = dict(enumerate(await self._copy(endings)))
-        copied = [n for n, error in became.items() if error is None]
+        copied = [n for n, error in became.items() if error is None and endings[n].receipt.in_dlq]
+        partial = [n for n, error in became.items() if error is None and not endings[n].receipt.in_dlq]
         became.update(zip(copied, await self._delete([endings[n] for n in copied]), strict=True))
+        became.update(zip(partial, await self._give_back([endings[n] for n in partial]), strict=True))
         return [became[n] for n in range(len(endings))]
 
     async def _copy(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        """Copy messages to the dead-letter queue, each once; warn if their queue has none."""
+        """Copy messages to the dead-letter queue, each once; warn if their queue has none.
+
+        A message whose attributes are not known is not copied, and not marked as `in_dlq`.
+        """
         urls = {one.receipt.url: None for one in endings if not one.receipt.in_dlq}
         queues = dict(zip(urls, await asyncio.gather(*map(self._dead_letter_queue, urls)), strict=True))
         became: dict[int, BackendError | None] = {}
@@ -120,6 +126,9 @@ class Endings:
             dead_letter_queue = None if receipt.in_dlq else queues[receipt.url]
             if isinstance(dead_letter_queue, BackendError):
                 became[n] = dead_letter_queue
+            elif dead_letter_queue is not None and not receipt.has_all_attributes:
+                became[n] = None
+                _warn_of_return(receipt)
             elif dead_letter_queue is not None and receipt.message is not None:
                 items.append((n, _copy_of(one, dead_letter_queue)))
             else:
@@ -148,10 +157,21 @@ class Endings:
             receipt.in_dlq = True
 
 
+def _warn_of_return(receipt: Receipt) -> None:
+    logger.warning(
+        "task %s failed for good, but comes again: leasekit has not seen its receive, so a copy for the dead-letter "
+        "queue could lack attributes. Call leasekit_sqs.watch with the client before its first receive",
+        receipt.id,
+        extra=log_fields(receipt.id, receipt.handle),
+    )
+
+
 def _copy_of(ending: Ending, dead_letter_queue: str) -> Item:
     receipt = ending.receipt
     entry = sent_on(receipt.message or {}, receipt.id, ending.settlement.error)
-    if dead_letter_queue.endswith(".fifo"):
-        entry["MessageGroupId"] = receipt.group or plain_id(receipt.id)
+    is_fifo = dead_letter_queue.endswith(".fifo")
+    if group := receipt.group or (plain_id(receipt.id) if is_fifo else None):
+        entry["MessageGroupId"] = group
+    if is_fifo:
         entry["MessageDeduplicationId"] = sha256(receipt.handle.encode()).hexdigest()
     return Item(dead_letter_queue, entry, size=size_of(entry))

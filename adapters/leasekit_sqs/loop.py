@@ -89,17 +89,19 @@ def task(
     """
     check_number("visibility_timeout", visibility_timeout, least=SHORTEST, most=LONGEST_TTL, whole=True)
     _refuse_other_than_message(message)
-    received = Received.of(message)
-    policy = _policy(retry, received, visibility_timeout)
     name = _queue_name(queue_url)
-    leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)
+    received = Received.of(message)
     keeper, backend = _keepers.of(client, "sqs", partial(_backend, visibility_timeout), ttl=visibility_timeout)
     arrival = _arrivals.of(client, received.handle)
+    received = Received.of({**message, **arrival.parts})
+    policy = _policy(retry, received, visibility_timeout)
+    leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)
     if not arrival.is_known and received.handle not in backend.receipts:
         _check_age(arrival, client, name, visibility_timeout)
     _refuse_contradiction(arrival, visibility_timeout)
     receipt = received.receipt(queue_url, policy)
     receipt.hidden(arrival.asked_at, visibility_timeout)
+    receipt.has_all_attributes = arrival.is_known
     receipt.has_queues_timeout = arrival.is_known and arrival.timeout is None
     backend.receipts.adopt(receipt, settles=settle)
     return keeper.adopt(leased)

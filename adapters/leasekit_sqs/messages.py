@@ -19,6 +19,7 @@ from leasekit_sqs.receipts import Receipt
 MOST_BYTES = 1024 * 1024  # of one message, and of all messages in one call
 ID, KIND, RETRY, TRACE = "leasekit.id", "leasekit.kind", "leasekit.retry", "traceparent"
 _ERROR = "leasekit.error"
+_AWS_TRACE = "AWSTraceHeader"
 _LONGEST_HANDLE = 8192
 _MOST_ATTRIBUTES = 10
 _LONGEST_ERROR = 1000
@@ -107,6 +108,8 @@ def sent_on(message: Mapping[str, Any], task_id: str, error: Any) -> dict[str, A
         for name, held in _mapping(message.get("MessageAttributes")).items()
     }
     entry: dict[str, Any] = {"MessageBody": message.get("Body"), "MessageAttributes": kept}
+    if isinstance(trace := _mapping(message.get("Attributes")).get(_AWS_TRACE), str):
+        entry["MessageSystemAttributes"] = {_AWS_TRACE: attribute(trace)}  # SQS takes no other, and does not count it
     for name, text in {ID: task_id, _ERROR: _short(error)}.items():
         is_room = len(kept) < _MOST_ATTRIBUTES and size_of(entry) + len(name) + len(text.encode()) + 6 <= MOST_BYTES
         if text and name not in kept and is_room:

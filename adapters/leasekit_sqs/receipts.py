@@ -36,9 +36,9 @@ class Receipt:
     """A received message: `handle` is the token of its lease."""
 
     __slots__ = (
-        "attempt", "group", "handle", "has_queues_timeout", "id", "in_dlq", "is_kept", "message", "outcome",
-        "polled_for", "received_at", "retry", "returned_for", "returned_until", "returns_until", "settles",
-        "under_way", "until", "url", "warned",
+        "attempt", "group", "handle", "has_all_attributes", "has_queues_timeout", "id", "in_dlq", "is_kept",
+        "message", "outcome", "polled_for", "received_at", "retry", "returned_for", "returned_until", "returns_until",
+        "settles", "under_way", "until", "url", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class Receipt:
         self.polled_for = polled_for  # seconds for which a holder that died may have left a long poll open
         self.settles = True  # False: the user's code deletes the message
         self.is_kept = False  # a heartbeat was acknowledged
+        self.has_all_attributes = True  # False: its receive was not observed, and may not have asked for all
         self.has_queues_timeout = False  # its receive was observed, and did not say for how long to hide it
         self.outcome: Outcome | None = None  # set once it is settled
         self.in_dlq = False  # a copy of it is in the dead-letter queue
@@ -148,6 +149,7 @@ class Receipts:
         elif not known.settles:
             self._settled.pop(known.handle, None)
             known.outcome, known.message = None, receipt.message
+            known.has_all_attributes = receipt.has_all_attributes
         if known.outcome is None:
             known.settles = settles
 

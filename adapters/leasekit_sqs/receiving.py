@@ -146,7 +146,7 @@ class Receiver:
             WaitTimeSeconds=wait,
             VisibilityTimeout=self._address.ttl,
             MessageAttributeNames=["All"],
-            MessageSystemAttributeNames=["ApproximateReceiveCount", "MessageGroupId"],
+            MessageSystemAttributeNames=["All"],
             **more,
         )
 

@@ -6,6 +6,7 @@ A message lives by a clock that tests turn. What moto does not do, and this does
 - Twelve hours count from the receive, and to ask for more than is left of them is an error of the entry.
 - A deleted message's handle is an error of the entry, with the handle in its text.
 - A FIFO queue does not delete by a handle that has run out.
+- A message has the attributes that its receive asked for, and no other.
 - Answers that are lost, entries that fail alone, throttling, credentials that have expired.
 """
 
@@ -46,6 +47,7 @@ class Message:
     id: str
     attributes: Params = field(default_factory=dict)
     group: str | None = None
+    trace_header: str | None = None
     delay: int = 0
     visible_at: float = 0.0
     received_at: float = 0.0
@@ -213,8 +215,12 @@ class Fake:
         QueueUrl: str,
         MaxNumberOfMessages: int = 1,
         VisibilityTimeout: int = 30,
+        MessageAttributeNames: tuple[str, ...] = (),
+        AttributeNames: tuple[str, ...] = (),
+        MessageSystemAttributeNames: tuple[str, ...] = (),
         **_: Any,
     ) -> Params:
+        named = {*AttributeNames, *MessageSystemAttributeNames}
         found: list[Params] = []
         for message in self._of(QueueUrl).messages:
             if message.deleted or message.visible_at > self.now or len(found) == MaxNumberOfMessages:
@@ -222,13 +228,19 @@ class Fake:
             self._count += 1
             message.handles.append(f"AQEB/{self._count:06}+" + "h" * 180 + "==")
             message.received_at, message.visible_at = self.now, self.now + VisibilityTimeout
-            about = {"ApproximateReceiveCount": str(len(message.handles))}
+            about: Params = {"ApproximateReceiveCount": str(len(message.handles))}
             if message.group is not None:
                 about["MessageGroupId"] = message.group
-            found.append({
-                "MessageId": message.id, "ReceiptHandle": message.handles[-1], "Body": message.body,
-                "Attributes": about, "MessageAttributes": message.attributes,
-            })  # fmt: skip
+            if message.trace_header is not None:
+                about["AWSTraceHeader"] = message.trace_header
+            entry: Params = {"MessageId": message.id, "ReceiptHandle": message.handles[-1], "Body": message.body}
+            if about := {name: text for name, text in about.items() if named & {name, "All"}}:
+                entry["Attributes"] = about
+            if own := {
+                name: value for name, value in message.attributes.items() if {name, "All"} & {*MessageAttributeNames}
+            }:
+                entry["MessageAttributes"] = own
+            found.append(entry)
         return {"Messages": found} if found else {}
 
     def ChangeMessageVisibilityBatch(self, QueueUrl: str, Entries: list[Params]) -> Params:
@@ -287,7 +299,8 @@ class Fake:
         attributes = entry.get("MessageAttributes", {})
         delay = entry.get("DelaySeconds", 0)
         group = entry.get("MessageGroupId")
-        message = self.put(queue.name, body, attributes=attributes, group=group, delay=delay)
+        trace = entry.get("MessageSystemAttributes", {}).get("AWSTraceHeader", {}).get("StringValue")
+        message = self.put(queue.name, body, attributes=attributes, group=group, delay=delay, trace_header=trace)
         message.visible_at = self.now + delay
         return {"MessageId": message.id, "MD5OfMessageBody": hashlib.md5(body.encode()).hexdigest()}  # noqa: S324
 

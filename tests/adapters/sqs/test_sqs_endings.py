@@ -138,6 +138,21 @@ async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(con
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("dead", ["dead", "dead.fifo"])
+async def test_a_dead_letter_keeps_the_group_and_the_trace_header_of_a_foreign_message(
+    connected: Connect, aws: Fake, dead: str
+) -> None:
+    queue = dead.replace("dead", "q")
+    backend = connected(queue)
+    aws.queue(queue, dead_letter_queue=dead)
+    aws.queue(dead)
+    aws.put(queue, "work", group="blue", trace_header="Root=1-5759e988-bd862e3fe1be46a994272793")
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    await ended(backend, task, "fatal")
+    copy = message(aws, dead)
+    assert (copy.group, copy.trace_header) == ("blue", "Root=1-5759e988-bd862e3fe1be46a994272793")
+
+
 async def test_a_copy_keeps_to_what_sqs_takes(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q", dead_letter_queue="dead")

@@ -18,7 +18,7 @@ from botocore.exceptions import ParamValidationError
 from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
-from leasekit import ConfigError, Exponential, FixedDelays, Lease, LeaseLost, ProtocolError, lease
+from leasekit import ConfigError, Exponential, Fatal, FixedDelays, Lease, LeaseLost, ProtocolError, lease
 from leasekit._binding import reserve_of
 from leasekit_aws.boto_clients import BotoClients, verify_of
 from leasekit_sqs import loop
@@ -304,11 +304,10 @@ def fail(aws: Fake) -> Iterator[Fail]:
     def fail(attributes: Any = None, **options: Any) -> None:
         aws.put("q", "work", attributes=attributes or {}, handles=["first", "second", "third"])
         url = client.get_queue_url(QueueName="q")["QueueUrl"]
-        (message,) = client.receive_message(QueueUrl=url)["Messages"]
-        if options.pop("is_counted", True):
-            assert message["Attributes"]["ApproximateReceiveCount"] == "4"
-        else:
-            message.pop("Attributes")
+        counted: Any = ["ApproximateReceiveCount"] if options.pop("is_counted", True) else []
+        found = client.receive_message(QueueUrl=url, MessageAttributeNames=["All"], AttributeNames=counted)
+        (message,) = found["Messages"]
+        assert message.get("Attributes", {}) == dict.fromkeys(counted, "4")
         with pytest.raises(ZeroDivisionError), leasekit_sqs.lease(message, queue_url=url, client=client, **options):
             print(1 / 0)
 
@@ -784,3 +783,68 @@ def test_no_log_has_a_whole_handle_or_a_credential(
     said = "\n".join(str(vars(record)) for record in caplog.records)
     assert message["ReceiptHandle"] not in said
     assert "canary" not in said
+
+
+OWN = {"tenant": {"DataType": "String", "StringValue": "acme"}, "size": {"DataType": "Number", "StringValue": "7"}}
+
+
+def fatal(aws: Fake, queue: str, *, watched: bool, **asked: Any) -> dict[str, Any]:
+    """Receive a message, fail it for good, and return what `lease` takes beside the message."""
+    leasekit_sqs.close()
+    client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
+    if watched:
+        leasekit_sqs.watch(client)
+    aws.queue(queue, dead_letter_queue=f"dead-{queue}")
+    aws.queue(f"dead-{queue}")
+    aws.put(queue, "work", attributes=OWN, group="blue")
+    options = {"queue_url": client.get_queue_url(QueueName=queue)["QueueUrl"], "client": client}
+    fail_next(options, **asked)
+    return options
+
+
+def fail_next(options: dict[str, Any], **asked: Any) -> None:
+    (message,) = options["client"].receive_message(QueueUrl=options["queue_url"], **asked)["Messages"]
+    # Some wrappers make a message of their own, from parts of boto3's.
+    message = {name: message[name] for name in ("MessageId", "ReceiptHandle", "Body")}
+    with pytest.raises(Fatal), leasekit_sqs.lease(message, **options):
+        raise Fatal("never")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"MessageAttributeNames": ["tenant"], "AttributeNames": ["SentTimestamp"]},
+        {"MessageSystemAttributeNames": ["ApproximateReceiveCount"]},
+    ],
+)
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_a_dead_letter_has_all_attributes_whatever_the_receive_asked_for(
+    aws: Fake, queue: str, asked: dict[str, Any]
+) -> None:
+    fatal(aws, queue, watched=True, **asked)
+    (copy,) = aws.queues[f"dead-{queue}"].messages
+    assert {name: copy.attributes[name] for name in OWN} == OWN
+    assert copy.group == "blue"
+    assert aws.queues[queue].messages[0].deleted
+
+
+def test_a_message_whose_attributes_are_not_known_comes_again_before_it_is_a_dead_letter(
+    aws: Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = fatal(aws, "q", watched=False)
+    (message,) = aws.queues["q"].messages
+    assert not message.deleted
+    assert aws.queues["dead-q"].messages == []
+    assert "failed for good, but comes again: leasekit has not seen its receive" in caplog.text
+    aws.now = message.visible_at
+    fail_next(options)
+    (copy,) = aws.queues["dead-q"].messages
+    assert {name: copy.attributes[name] for name in OWN} == OWN
+    assert message.deleted
+
+
+def test_the_receive_of_an_observed_client_leaves_its_callers_arguments_alone(aws: Fake) -> None:
+    asked = {"MessageAttributeNames": ["tenant"], "AttributeNames": ["SentTimestamp"]}
+    fatal(aws, "q", watched=True, **asked)
+    assert asked == {"MessageAttributeNames": ["tenant"], "AttributeNames": ["SentTimestamp"]}

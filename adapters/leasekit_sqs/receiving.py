@@ -4,6 +4,8 @@ Rule 1: a message is given back only while no other receiver can have it when th
         if the answer that brought it was late.
 Rule 2: a receipt handle counts once: an answer that a proxy delivers twice would otherwise bring a message as if it had
         been received just now, though another receiver may have it.
+Rule 3: a FIFO queue is asked for one message at a time, and hides the rest of its group. A call for more may bring
+        several messages of a group, which would run side by side, and before one that fails is tried again.
 """
 
 import asyncio
@@ -100,7 +102,8 @@ class Receiver:
                 return
             wait = 0 if tasks else max(0, math.ceil(until - self._clock() - 0.001))
             asked_at = self._clock()
-            poll = self._poll(url, min(limit - len(tasks), _MOST), wait, next(attempts), asked_at)
+            most = 1 if self._address.is_fifo else _MOST
+            poll = self._poll(url, min(limit - len(tasks), most), wait, next(attempts), asked_at)
             if not await self._came(poll, asked, partial(self._came_late, url, asked, asked_at)):
                 continue
             messages = mappings(poll.result(), "Messages")

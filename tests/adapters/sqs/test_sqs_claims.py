@@ -436,11 +436,18 @@ async def test_a_receive_that_is_repeated_is_known_to_a_fifo_queue(connected: Co
 
 
 async def test_no_two_receives_of_a_claim_have_the_same_id(connected: Connect, aws: Fake) -> None:
-    for _ in range(12):
-        aws.put("q.fifo", "1", group="g")
-    await claim(connected("q.fifo"), limit=20)
+    for group in ("blue", "red"):
+        aws.put("q.fifo", "1", group=group)
+    assert len(await claim(connected("q.fifo"), limit=20)) == 2
     ids = [call["ReceiveRequestAttemptId"] for call in aws.asked(RECEIVE)]
     assert len(set(ids)) == len(ids) == 3
+
+
+async def test_a_fifo_queue_is_asked_for_one_message_at_a_time(connected: Connect, aws: Fake) -> None:
+    """A call for more may bring several messages of a group."""
+    aws.put("q.fifo", "1", group="blue")
+    await claim(connected("q.fifo"), limit=20)
+    assert [call["MaxNumberOfMessages"] for call in aws.asked(RECEIVE)] == [1, 1]
 
 
 # Several claims of one process ----------------------------------------------------------------------------------

@@ -166,3 +166,45 @@ def test_closing_ends_a_loop_that_waits(url: Url) -> None:
     client.close()
     waiting.join(60)
     assert not waiting.is_alive()
+
+
+def test_a_worker_runs_the_messages_of_a_group_in_order_and_other_groups_beside_them(url: Url, sqs: SQSClient) -> None:
+    """The first message of a group fails: it is tried again before the next one of its group begins."""
+    queue = f"q-{uuid.uuid4().hex[:12]}.fifo"
+    sqs.create_queue(QueueName=queue, Attributes={"FifoQueue": "true", "ContentBasedDeduplication": "true"})
+    begun: list[tuple[str, int]] = []
+    running: list[str] = []
+    overlaps: list[str] = []
+    both, all_done = threading.Barrier(2), threading.Event()
+    with leasekit.connect(url(queue, wait=1)) as client:
+        worker = Worker(client, concurrency=4)
+
+        @worker.handler("k", run="thread")
+        def k(payload: tuple[str, int]) -> None:
+            group, number = payload
+            overlaps.extend(other for other in running if other == group)
+            running.append(group)
+            is_first = payload not in begun
+            begun.append(payload)
+            try:
+                if number == 0 and is_first:
+                    both.wait(30)  # the first messages of both groups run at the same time
+                    if group == "a":
+                        raise ZeroDivisionError
+            finally:
+                running.remove(group)
+            if len(begun) == 7:
+                all_done.set()
+
+        for number in range(3):
+            for group in ("a", "b"):
+                client.schedule("k", (group, number), collection=group, retry=leasekit.FixedDelays(waits=[1]))
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        assert all_done.wait(60)
+        worker.stop()
+        thread.join(60)
+        assert left(client, queue) == 0
+    assert [number for group, number in begun if group == "a"] == [0, 0, 1, 2]
+    assert [number for group, number in begun if group == "b"] == [0, 1, 2]
+    assert overlaps == []

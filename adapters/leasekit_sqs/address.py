@@ -28,6 +28,10 @@ class Address:
     """The owner of the queue, if it is another account."""
     kind: str | None = None
     """The kind of messages that name none."""
+    kind_attribute: str | None = None
+    """The message attribute that names the kind of messages without `leasekit.kind`."""
+    retry: int | None = None
+    """Seconds for which a failed message of another sender waits. None: `ttl`."""
     ttl: int = 300
     """Seconds for which a claim, and each heartbeat, keeps a message invisible."""
     wait: int = _WAIT
@@ -64,18 +68,20 @@ def address(url: str) -> Address:
         raise ConfigError(_FORM)
     if not _QUEUE.fullmatch(queue.replace(_KIND, "k", 1)):
         raise ConfigError(f"SQS does not accept this name of a queue: {_FORM}")
-    shared = options(parts.query, "account", "kind", "wait")
+    shared = options(parts.query, "account", "kind", "kind_attribute", "retry", "wait")
     found = shared.more
     if shared.ttl != int(shared.ttl) or shared.ttl > LONGEST_TTL:
         raise ConfigError(f"ttl in the URL must be whole seconds, 2 to {LONGEST_TTL}: SQS hides messages for no longer")
-    if _KIND in queue and "kind" in found:
-        raise ConfigError("{kind} in the name of the queue already says the kind of its messages: leave kind=… out")
+    if _KIND in queue and found.keys() & {"kind", "kind_attribute"}:
+        raise ConfigError("{kind} in the name of the queue already says the kind of its messages: leave kind… out")
     return Address(
         queue=queue,
         region=shared.region,
         endpoint=shared.endpoint,
         account=_account(found.get("account")),
         kind=_default_kind(found.get("kind")),
+        kind_attribute=_attribute_name(found.get("kind_attribute")),
+        retry=_retry(found.get("retry")),
         ttl=int(shared.ttl),
         wait=_wait(found.get("wait", str(_WAIT))),
     )
@@ -91,6 +97,20 @@ def _default_kind(text: str | None) -> str | None:
     if text is not None and not re.fullmatch(r"[ -.0-~]{1,128}", text):
         raise ConfigError("kind in the URL must be 1 to 128 printable ASCII characters without /")
     return text
+
+
+def _attribute_name(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"[\w.-]{1,256}", text, re.ASCII):
+        raise ConfigError("kind_attribute must be the name of a message attribute: letters, digits, _, - and .")
+    return text
+
+
+def _retry(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or int(text) > LONGEST_TTL:
+        raise ConfigError(f"retry must be the whole seconds until a failed message comes again, 0 to {LONGEST_TTL}")
+    return int(text)
 
 
 def _wait(text: str) -> int:

@@ -1,8 +1,8 @@
 """Tasks as messages, and messages as tasks. No input or output.
 
 A message that leasekit sends has the payload as JSON in its body, and the other fields as attributes: `leasekit.id`,
-`leasekit.kind`, `leasekit.retry`, `traceparent`. A message of another sender has none of these attributes: its id is
-that of SQS, its kind that of the queue.
+`leasekit.kind`, `leasekit.retry` unless that is the default, `traceparent`. A message of another sender need not have
+any of these attributes: its id is that of SQS, its kind that of the queue or of an attribute of its own.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from leasekit.task import Exponential, Name, RetryPolicy, Task
+from leasekit.task import Name, RetryPolicy, Task
 from leasekit_aws.values import payload, text_of
 from leasekit_sqs.receipts import Receipt
 
@@ -36,20 +36,24 @@ class Received:
     attempt: int | None  # None: the receive did not ask for the count
     group: str | None
     retry: RetryPolicy | None  # the policy that the message names
+    is_scheduled: bool  # leasekit has sent it
 
     @classmethod
-    def of(cls, message: Mapping[str, Any]) -> "Received":
-        """Validate a message. Raises `ProtocolError` if it is malformed."""
+    def of(cls, message: Mapping[str, Any], kind_attribute: str | None = None) -> "Received":
+        """Validate a message, whose kind `kind_attribute` may name. Raises `ProtocolError` if it is malformed."""
+        ours, theirs = _attribute(message, KIND), _attribute(message, kind_attribute) if kind_attribute else None
         own_id = _attribute(message, ID)
         about = _mapping(message.get("Attributes"))
         return cls(
             message=message,
             id=own_id if own_id is not None and _is_name(own_id) else text_of(message, "MessageId", at_most=128),
             handle=text_of(message, "ReceiptHandle", at_most=_LONGEST_HANDLE),
-            kind=kind if _is_name(kind := _attribute(message, KIND)) else None,
+            kind=next((name for name in (ours, theirs) if _is_name(name)), None),
             attempt=_count(about.get("ApproximateReceiveCount")),
             group=group if isinstance(group := about.get("MessageGroupId"), str) else None,
             retry=_policy(_attribute(message, RETRY)),
+            # A copy of another sender's message in a dead-letter queue has an id, but no kind.
+            is_scheduled=own_id is not None and ours is not None,
         )
 
     def task(self, *, kind: str, ttl: float) -> Task:
@@ -66,7 +70,7 @@ class Received:
             traceparent=trace if trace is not None and len(trace) <= 128 else None,
         )
 
-    def receipt(self, url: str, retry: RetryPolicy | None = None) -> Receipt:
+    def receipt(self, url: str, retry: RetryPolicy) -> Receipt:
         return Receipt(
             id=self.id,
             handle=self.handle,
@@ -74,7 +78,7 @@ class Received:
             message=self.message,
             attempt=self.attempt or 1,
             group=self.group,
-            retry=retry or self.retry or Exponential(),
+            retry=retry,
         )
 
 

@@ -6,6 +6,8 @@ Rule 2: a receipt handle counts once: an answer that a proxy delivers twice woul
         been received just now, though another receiver may have it.
 Rule 3: a FIFO queue is asked for one message at a time, and hides the rest of its group. A call for more may bring
         several messages of a group, which would run side by side, and before one that fails is tried again.
+Rule 4: a queue whose messages name no kind, where several are asked for, is not read any further: each receive would
+        bring them nearer to the dead-letter queue. Strays among messages that name one are left to that.
 """
 
 import asyncio
@@ -16,8 +18,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from leasekit.errors import BackendError, ProtocolError
-from leasekit.task import Task
+from leasekit.errors import BackendError, ProtocolError, Refused
+from leasekit.task import Exponential, FixedDelays, RetryPolicy, Task
 from leasekit_sqs.address import Address
 from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, mappings
@@ -32,6 +34,7 @@ _MOST = 10  # messages of one call
 _TURN = 1  # seconds of one poll of one of several queues
 _ELSEWHERE = 10  # seconds until a message of a kind that is not claimed here is visible to other workers
 _MOST_SAID = 10
+_STRAYS = 10  # messages without a kind that may follow many with one
 _KEEP = 10.0  # seconds for which a message that came to one claim is kept for another
 _CLOSING = 6.0  # seconds: longer than a poll of the default length
 
@@ -52,6 +55,8 @@ class Receiver:
         self._clock = clock
         self._turns = 0
         self._said: set[str] = set()
+        self._with_kind = 0  # messages that named a kind, less those that named none; at most `_STRAYS`
+        self._refusal: str | None = None  # why this queue is not read any further
         self._unclaimed = Unclaimed(self._release, keep=min(_KEEP, address.ttl / 4), clock=clock)
         self._left: set[Poll] = set()  # polls under way whose claims have ended
         self._returning: set[asyncio.Task[Any]] = set()
@@ -59,6 +64,7 @@ class Receiver:
 
     async def take(self, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> list[Task]:
         """Return up to `limit` tasks of these kinds when one arrives, none after `wait`; raise if a call fails."""
+        self._unclaimed.ask(kinds)
         queues = await self._queues_in_turn(kinds)
         # When a poll is answered, its messages may have been leased for as long as the poll took.
         ends_at = self._clock() + min(wait, self._address.longest_poll)
@@ -100,6 +106,8 @@ class Receiver:
             tasks += self._unclaimed.take(asked, limit - len(tasks))
             if len(tasks) >= limit:
                 return
+            if self._refusal is not None:
+                raise Refused(self._refusal)
             wait = 0 if tasks else max(0, math.ceil(until - self._clock() - 0.001))
             asked_at = self._clock()
             most = 1 if self._address.is_fifo else _MOST
@@ -205,7 +213,7 @@ class Receiver:
         repeated = 0
         for message in messages:
             try:
-                received = Received.of(message)
+                received = Received.of(message, self._address.kind_attribute)
                 if received.handle in self._receipts:
                     repeated += 1
                     continue
@@ -214,7 +222,7 @@ class Receiver:
             except ProtocolError as error:
                 logger.error("a message of queue %s cannot be read and is ignored: %s", self._address.queue, error)
                 continue
-            receipt = received.receipt(url)
+            receipt = received.receipt(url, self._policy(received))
             receipt.hidden(asked_at, self._address.ttl)
             self._receipts.add(receipt)
             if task is None:
@@ -235,14 +243,34 @@ class Receiver:
         """Return the kind of a message if this claim or another one has asked for that kind, else None."""
         if self._address.is_template:
             return asked[0]
-        kind = received.kind or self._address.kind or (asked[0] if len(asked) == 1 else None)
+        several = len({*asked, *self._unclaimed.served()}) > 1
+        kind = received.kind or self._address.kind or (None if several else asked[0])
+        self._with_kind = min(_STRAYS, self._with_kind + (1 if received.kind is not None else -1))
         if kind is not None and (kind in asked or self._unclaimed.serves(kind)):
             return kind
-        if kind is None:
-            self._warn("names no kind, and several are asked for: set the kind of such messages in the URL (kind=…)")
+        if kind is None and self._with_kind < 0:
+            self._stop(asked)
+        elif kind is None:
+            self._warn("names no kind, and several are asked for: set kind=… or kind_attribute=… in the URL")
         else:
             self._warn(f"is of kind {kind!r}, which is not asked for; each time it comes counts as a receive")
         return None
+
+    def _policy(self, received: Received) -> RetryPolicy:
+        """Return how long a message waits after a failure: as after the death of its worker if nothing else is said."""
+        delay = self._address.ttl if self._address.retry is None else self._address.retry
+        usual = Exponential() if received.is_scheduled else FixedDelays(waits=[delay])
+        return received.retry or usual
+
+    def _stop(self, asked: Sequence[str]) -> None:
+        if self._refusal is None:
+            kinds = ", ".join(sorted({*asked, *self._unclaimed.served()})[:_MOST_SAID])
+            self._refusal = (
+                f"messages of queue {self._address.queue} name no kind, and several are asked for ({kinds}): no more "
+                "are received, because each receive brings them nearer to the dead-letter queue. Set kind=… or "
+                "kind_attribute=… in the URL, or have their sender set the attribute leasekit.kind; then start again"
+            )
+            logger.error("%s", self._refusal)
 
     def _warn(self, why: str) -> None:
         if why not in self._said and len(self._said) < _MOST_SAID:

@@ -27,6 +27,14 @@ class Unclaimed:
         """Return whether a claim of this connection has asked for this kind lately."""
         return self._clock() - self._asked_at.get(kind, -_LATELY) < _LATELY
 
+    def ask(self, kinds: Collection[str]) -> None:
+        """Note that a claim asks for these kinds."""
+        self._asked_at.update(dict.fromkeys(kinds, self._clock()))
+
+    def served(self) -> list[str]:
+        """Return the kinds that claims of this connection have asked for lately."""
+        return [kind for kind in self._asked_at if self.serves(kind)]
+
     def put(self, task: Task) -> None:
         """Keep a task for the next claim of its kind, and wake a claim that waits for that kind."""
         timer = asyncio.get_running_loop().call_later(self._keep, self._give_up, task.token)
@@ -38,7 +46,7 @@ class Unclaimed:
 
     def take(self, kinds: Collection[str], limit: int) -> list[Task]:
         """Remove and return up to `limit` tasks of these kinds, and note that these kinds were claimed."""
-        self._asked_at.update(dict.fromkeys(kinds, self._clock()))
+        self.ask(kinds)
         taken = [task for task, _ in self._kept.values() if task.kind in kinds][:limit]
         for task in taken:
             _, timer = self._kept.pop(task.token)

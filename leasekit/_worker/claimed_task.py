@@ -20,7 +20,7 @@ from leasekit.task import Settlement
 logger = logging.getLogger("leasekit")
 
 _CHILD_CAME_BACK = 70  # EX_SOFTWARE
-_THEN = {"retry": "; it is tried again, unless this was the last of its max_attempts"}  # only the service knows
+_THEN = {"retry": "; it is tried again, unless this was its last attempt"}  # only the service knows
 _FAILED = frozenset({"retry", "fatal", "crash"})
 
 

@@ -183,7 +183,12 @@ class Controller:
             return
         if not self._failing and not self._stopping:
             self._failing = True
-            logger.warning("claims of %s fail, and are tried again: %s: %s", self._kinds, type(error).__name__, error)
+            logger.warning(
+                "claims of %s fail, and are tried until the worker stops: %s: %s",
+                self._kinds,
+                type(error).__name__,
+                error,
+            )
 
     @property
     def _kinds(self) -> str:

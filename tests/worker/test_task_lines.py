@@ -74,7 +74,7 @@ def test_a_run_is_a_line_when_it_begins_and_one_when_it_has_ended(
     assert (ended, last) == (level, {"kind": "k", "attempt": 1, "outcome": outcome})
     assert begins == f"task {task_id} (k) begins, attempt 1"
     assert f"task {task_id} (k) ended: {outcome}, attempt 1, " in ends
-    assert ("unless this was the last of its max_attempts" in ends) is (outcome == "retry")
+    assert ("unless this was its last attempt" in ends) is (outcome == "retry")
     written = "".join(str(vars(record)) for record in caplog.records)
     assert "payload-of-it" not in written
     assert "result-of-it" not in written
@@ -87,7 +87,7 @@ def count(payload: int) -> None: ...
     ("handler", "why"),
     [
         (given_back, ""),  # what a handler says of its failure may be a secret
-        (later, "; it is tried again, unless this was the last of its max_attempts"),
+        (later, "; it is tried again, unless this was its last attempt"),
         (count, ": the payload does not fit handler 'k': Expected `int`, got `object`"),
     ],
 )

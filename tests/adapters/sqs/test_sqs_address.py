@@ -13,10 +13,13 @@ def test_a_url_names_a_queue() -> None:
 
 
 def test_a_url_says_where_and_how() -> None:
-    url = "sqs://q.fifo?region=eu-west-1&endpoint=http://localhost:1&account=123456789012&kind=a&ttl=60&wait=20"
+    url = (
+        "sqs://q.fifo?region=eu-west-1&endpoint=http://localhost:1&account=123456789012&kind=a&kind_attribute=type"
+        "&retry=45&ttl=60&wait=20"
+    )
     assert address(url) == Address(
-        queue="q.fifo", region="eu-west-1", endpoint="http://localhost:1", account="123456789012", kind="a", ttl=60,
-        wait=20,
+        queue="q.fifo", region="eu-west-1", endpoint="http://localhost:1", account="123456789012", kind="a",
+        kind_attribute="type", retry=45, ttl=60, wait=20,
     )  # fmt: skip
 
 
@@ -52,6 +55,7 @@ def test_the_registry_knows_it() -> None:
         "sqs://q?region=",
         "sqs://q?kind=a&kind=b",
         "sqs://{kind}?kind=a",
+        "sqs://{kind}?kind_attribute=a",
         "sqs://q#canary",
     ],
 )
@@ -74,6 +78,8 @@ def test_a_wrong_ttl_is_refused_with_its_name_and_bounds(ttl: str) -> None:
         ("kind=a&kind=b", "the option 'kind' of the URL is given twice"),
         ("kind=%C3%A4", "kind in the URL must be"),
         ("kind=a/b", "kind in the URL must be"),
+        ("kind_attribute=a/b", "kind_attribute must be the name of a message attribute"),
+        ("retry=43201", "retry must be the whole seconds"),
         ("wait=abc", "wait must be the whole seconds of one long poll"),
     ],
 )
@@ -83,5 +89,6 @@ def test_a_wrong_option_is_named(query: str, named: str) -> None:
 
 
 def test_an_unknown_option_is_told_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="'colour' in the URL: known are region, endpoint, ttl, account, kind, wait"):
+    known = "region, endpoint, ttl, account, kind, kind_attribute, retry, wait"
+    with pytest.raises(ConfigError, match=f"'colour' in the URL: known are {known}"):
         connect("sqs://q?colour=red")

@@ -178,10 +178,52 @@ async def test_messages_without_a_kind_are_of_the_one_that_the_url_names(connect
 async def test_of_several_kinds_none_is_guessed(
     connected: Connect, aws: Fake, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each further receive would bring such messages nearer to the dead-letter queue."""
+    for _ in range(3):
+        aws.put("q", "1")
+    backend = connected()
+    for _ in range(3):
+        with pytest.raises(Refused, match=r"name no kind, and several .* \(a, b\).* kind=… or kind_attribute=…"):
+            await claim(backend, "a", "b")
+        aws.now += 1000
+    assert sum(len(message.handles) for message in aws.queues["q"].messages) == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_none_is_guessed_if_the_kinds_are_claimed_one_by_one(connected: Connect, aws: Fake) -> None:
+    """A worker claims the kinds of its threads apart from those of its event loop."""
+    backend = connected()
+    aws.queue("q")
+    assert await claim(backend, "a") == []
     aws.put("q", "1")
-    with caplog.at_level(logging.WARNING, logger="leasekit"):
-        assert await claim(connected(), "a", "b") == []
-    assert "kind=" in caplog.text
+    with pytest.raises(Refused, match="name no kind"):
+        await claim(backend, "b")
+
+
+async def test_a_stray_without_a_kind_stops_no_claims(connected: Connect, aws: Fake) -> None:
+    backend = connected()
+    for attributes in (of_kind("a"), {}, of_kind("b")):
+        aws.put("q", "1", attributes=attributes)
+    assert [task.kind for task in await claim(backend, "a", "b", limit=5)] == ["a", "b"]
+
+
+async def test_messages_without_a_kind_stop_claims_after_many_with_one(connected: Connect, aws: Fake) -> None:
+    for _ in range(50):
+        aws.put("q", "1", attributes=of_kind("a"))
+    for _ in range(50):
+        aws.put("q", "1")
+    backend = connected()
+    assert len(await claim(backend, "a", "b", limit=100)) == 50
+    with pytest.raises(Refused, match="name no kind"):
+        await claim(backend, "a", "b", limit=100)
+    assert sum(len(message.handles) for message in aws.queues["q"].messages[50:]) <= 20
+
+
+async def test_an_attribute_of_the_senders_own_may_name_the_kind(connected: Connect, aws: Fake) -> None:
+    aws.put("q", "1", attributes={"type": {"DataType": "String", "StringValue": "b"}})
+    aws.put("q", "2", attributes={"type": {"DataType": "String", "StringValue": "b"}} | of_kind("a"))
+    tasks = await claim(connected(kind_attribute="type"), "a", "b", limit=5)
+    assert [task.kind for task in tasks] == ["b", "a"]
 
 
 async def test_each_kind_may_have_a_queue_of_its_own(connected: Connect, aws: Fake) -> None:

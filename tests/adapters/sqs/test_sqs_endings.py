@@ -100,6 +100,36 @@ async def test_a_retry_waits_by_the_policy_of_its_task(connected: Connect, aws: 
     assert waits == [10, 100]
 
 
+@pytest.mark.parametrize(
+    ("options", "attributes", "seconds"),
+    [
+        ({"ttl": 120}, {}, 120),
+        ({"ttl": 120, "retry": 45}, {}, 45),
+        ({"ttl": 120, "retry": 0}, {}, 0),
+        ({"ttl": 120, "retry": 45}, {"leasekit.retry": '{"policy": "list", "waits": [9]}'}, 9),
+        ({"ttl": 120}, {"leasekit.id": "copied by Fatal"}, 120),
+    ],
+)
+async def test_a_message_of_another_sender_waits_as_the_url_says_or_as_after_the_death_of_a_worker(
+    connected: Connect, aws: Fake, options: dict[str, Any], attributes: dict[str, str], seconds: int
+) -> None:
+    backend = connected(**options)
+    own = {name: {"DataType": "String", "StringValue": text} for name, text in attributes.items()}
+    aws.put("q", "work", attributes=own)
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    await ended(backend, task, "retry")
+    assert message(aws).visible_at == aws.now + seconds
+
+
+async def test_a_scheduled_task_without_a_policy_waits_by_the_default(connected: Connect, aws: Fake) -> None:
+    backend = connected()
+    aws.queue("q")
+    await backend.schedule([NewTask(kind="k")])
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    await ended(backend, task, "retry")
+    assert message(aws).visible_at - aws.now <= 2
+
+
 async def test_no_wait_reaches_beyond_the_twelve_hours(connected: Connect, aws: Fake) -> None:
     backend = connected(ttl=43_000)
     (task,) = await received(backend, aws)

@@ -80,7 +80,8 @@ def _meaning_of_answer(error: boto.ClientError) -> BackendError:
     detail = _mapping_or_empty(response.get("Error"))
     metadata = _mapping_or_empty(response.get("ResponseMetadata"))
     code, status = str(detail.get("Code", "")), metadata.get("HTTPStatusCode")
-    says = f"{code[:100]}: {str(detail.get('Message', ''))[:_LONGEST]}"
+    text = str(detail.get("Message", ""))
+    says = f"{code[:100]}: {_PAGE if text.lstrip().startswith('<') else text[:_LONGEST]}"
     if status == 429 or code in _LATER:
         return Throttled(says)
     if not isinstance(status, int) or status >= 500 or code in _AWAY:
@@ -99,6 +100,7 @@ def _mapping_or_empty(value: object) -> Mapping[str, Any]:
 
 
 _LONGEST = 500
+_PAGE = "the answer is a page of HTML or XML, not one of AWS: is it a proxy, or an emulator that lacks this call?"
 
 _CREDENTIALS = (
     boto.NoCredentialsError, boto.PartialCredentialsError, boto.CredentialRetrievalError, boto.ProfileNotFound,

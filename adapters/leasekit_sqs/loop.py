@@ -31,6 +31,7 @@ _RATE = 100.0
 _keepers: SharedKeepers[SqsBackend] = SharedKeepers(Heartbeats(rate=_RATE))
 # Functions that are defined below, or replaced by tests: each is looked up when it is called.
 _arrivals = Arrivals(lambda: boot_time(), lambda operation, handle: _warn_of_own(operation, handle))  # noqa: PLW0108
+_long_waits: set[tuple[int, int]] = set()  # `WaitTimeSeconds` and visibility timeouts that were warned of
 _late: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # client → its unobserved messages whose time was over
 
 
@@ -140,6 +141,11 @@ def _backend(ttl: int, clients: BotoClients) -> SqsBackend:
 def _refuse_other_than_message(message: object) -> None:
     """Raise `ConfigError` for a body, an answer, a list of messages or a message of a resource of boto3."""
     if not isinstance(message, Mapping) or not {"MessageId", "ReceiptHandle"} & message.keys():
+        if isinstance(message, Mapping) and {"receiptHandle", "Records"} & message.keys():
+            raise ConfigError(
+                "message is of an event of AWS Lambda, whose own poller receives and deletes its messages: leasekit "
+                "does not keep them. Set the queue's visibility timeout above the function's timeout"
+            )
         what = "an answer" if isinstance(message, Mapping) else type(message).__name__
         raise ConfigError(f"message must be one of answer['Messages'], as boto3 returns them, got {what}")
 
@@ -187,7 +193,7 @@ def _warn_of_own(operation: str, handle: str) -> None:
 
 
 def _refuse_contradiction(arrival: Arrival, visibility_timeout: int) -> None:
-    """Raise `ConfigError` if the receive of a message does not go with the time of its lease."""
+    """Raise `ConfigError` if the receive of a message does not go with the time of its lease; warn of a long poll."""
     if arrival.timeout not in (None, visibility_timeout):
         raise ConfigError(
             f"visibility_timeout is {visibility_timeout}, but the message was received with "
@@ -199,6 +205,16 @@ def _refuse_contradiction(arrival: Arrival, visibility_timeout: int) -> None:
             f"this receive may wait {arrival.wait} s, but its messages are hidden for {visibility_timeout} s, counted "
             f"from its request: set WaitTimeSeconds to {max(0, visibility_timeout - _TO_BEGIN)} or less, or a longer "
             "visibility timeout in both calls"
+        )
+    waits = (arrival.wait, visibility_timeout)
+    if arrival.wait > max(0, visibility_timeout - _TO_BEGIN) and waits not in _long_waits:
+        _long_waits.add(waits)
+        logger.warning(
+            "a receive may wait %d s, and its messages are hidden for %d s, counted from its request: a message that "
+            "comes late has too little time for its first heartbeat. Set WaitTimeSeconds to %d or less, or a longer "
+            "visibility timeout in both calls",
+            *waits,
+            max(0, visibility_timeout - _TO_BEGIN),
         )
 
 

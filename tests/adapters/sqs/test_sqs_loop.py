@@ -848,3 +848,27 @@ def test_the_receive_of_an_observed_client_leaves_its_callers_arguments_alone(aw
     asked = {"MessageAttributeNames": ["tenant"], "AttributeNames": ["SentTimestamp"]}
     fatal(aws, "q", watched=True, **asked)
     assert asked == {"MessageAttributeNames": ["tenant"], "AttributeNames": ["SentTimestamp"]}
+
+
+def test_a_poll_that_leaves_too_little_time_to_begin_is_said_once(
+    aws: Fake, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_long_waits", set())
+    _, options = received(aws, watched=True)
+    for timeout in (25, 21, 21):
+        aws.put("q", "work")
+        (message,) = options["client"].receive_message(
+            QueueUrl=options["queue_url"], WaitTimeSeconds=20, VisibilityTimeout=timeout
+        )["Messages"]
+        with leasekit_sqs.lease(message, **options, visibility_timeout=timeout):
+            pass
+    assert re.findall(r"may wait \d+ s, and .* hidden for \d+ s", caplog.text) == [
+        "may wait 20 s, and its messages are hidden for 21 s"
+    ]
+    assert "Set WaitTimeSeconds to 16 or less" in caplog.text
+
+
+@pytest.mark.parametrize("message", [{"messageId": "m", "receiptHandle": "h", "body": "b"}, {"Records": []}])
+def test_an_event_of_lambda_is_recognised(sqs: SQSClient, message: Any) -> None:
+    with pytest.raises(ConfigError, match=r"of an event of AWS Lambda, .* above the function's timeout"):
+        leasekit_sqs.lease(message, queue_url="http://x/1/a", client=sqs)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from leasekit.errors import ConfigError, LeasekitError, Refused, Throttled, Unav
 from leasekit.task import Exponential, FixedDelays, NewTask, Status
 from leasekit_sqs.messages import plain_id
 from tests.adapters.sqs.conftest import Connect
-from tests.adapters.sqs.fake import Fake
+from tests.adapters.sqs.fake import Answer, Fake, Params
 
 pytestmark = pytest.mark.anyio
 
@@ -303,3 +304,14 @@ async def test_dead_letters_are_moved_at_a_rate_that_sqs_knows(connected: Connec
 def test_an_id_that_sqs_refuses_becomes_a_digest(text: str) -> None:
     assert re.fullmatch("[0-9a-f]{64}", plain_id(text))
     assert plain_id("k/a-1") == "k/a-1"
+
+
+async def test_the_text_of_a_page_is_no_part_of_an_error(connected: Connect, aws: Fake) -> None:
+    def page(apply: Callable[[], Params], params: Params) -> Params:
+        raise Answer(500, raw=b"<!doctype html>\n<title>500 Internal Server Error</title>")
+
+    aws.queue("q", dead_letter_queue="dead")
+    aws.meet("StartMessageMoveTask", page)
+    with pytest.raises(Unavailable, match="the answer is a page of HTML or XML") as failure:
+        await connected().redrive(kind="k")
+    assert "doctype" not in str(failure.value)

@@ -1,6 +1,7 @@
 """Clients and workers over `sqs://`, with SQS as moto plays it."""
 
 import json
+import logging
 import threading
 import uuid
 from collections.abc import Iterator
@@ -208,3 +209,65 @@ def test_a_worker_runs_the_messages_of_a_group_in_order_and_other_groups_beside_
     assert [number for group, number in begun if group == "a"] == [0, 0, 1, 2]
     assert [number for group, number in begun if group == "b"] == [0, 1, 2]
     assert overlaps == []
+
+
+def test_a_worker_of_a_queue_that_does_not_exist_says_that_it_goes_on(
+    url: Url, caplog: pytest.LogCaptureFixture
+) -> None:
+    with leasekit.connect(url("wrong", wait=1)) as client:
+        worker, failed = Worker(client, concurrency=1), threading.Event()
+
+        @worker.handler("k", run="thread")
+        def k(payload: int) -> None:
+            """Never called."""
+
+        class Failed(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "claims of 'k' fail" in record.getMessage():
+                    failed.set()
+
+        handler = Failed()
+        logging.getLogger("leasekit").addHandler(handler)
+        try:
+            thread = threading.Thread(target=worker.run)
+            thread.start()
+            assert failed.wait(30)
+            worker.stop()
+            thread.join(30)
+        finally:
+            logging.getLogger("leasekit").removeHandler(handler)
+    assert "are tried until the worker stops: Refused: queue 'wrong': " in caplog.text
+
+
+def test_a_worker_leaves_a_queue_of_messages_without_a_kind_alone(url: Url, sqs: SQSClient, queue: str) -> None:
+    """Also if its handlers run in threads and in the event loop, whose kinds are claimed apart."""
+    for n in range(3):
+        sqs.send_message(QueueUrl=queue_url(sqs, queue), MessageBody=str(n))
+    ran: list[int] = []
+    with leasekit.connect(url(wait=1)) as client:
+        worker, stopped = Worker(client, concurrency=4), threading.Event()
+
+        @worker.handler("a", run="thread")
+        def a(payload: int) -> None:
+            ran.append(payload)
+
+        @worker.handler("b")
+        async def b(payload: int) -> None:
+            ran.append(payload)
+
+        class Stopped(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "name no kind" in record.getMessage():
+                    stopped.set()
+
+        handler = Stopped(logging.ERROR)
+        logging.getLogger("leasekit").addHandler(handler)
+        try:
+            thread = threading.Thread(target=worker.run)
+            thread.start()
+            assert stopped.wait(30)
+            worker.stop()
+            thread.join(30)
+        finally:
+            logging.getLogger("leasekit").removeHandler(handler)
+    assert ran == []

@@ -64,7 +64,8 @@ def check_fields(tasks: Sequence[NewTask]) -> None:
     for task in tasks:
         retry = cast("object", task.retry)
         if isinstance(retry, list | tuple):
-            raise TypeError(f"retry must be a policy: write retry=leasekit.FixedDelays(waits={list(retry)!r})")
+            waits = list(cast("Sequence[object]", retry))
+            raise TypeError(f"retry must be a policy: write retry=leasekit.FixedDelays(waits={waits!r})")
         if isinstance(retry, int | float):
             raise TypeError(
                 f"retry says how long to wait between attempts, got {task.retry!r}: write max_attempts={task.retry!r}, "

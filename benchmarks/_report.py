@@ -152,6 +152,11 @@ def _worst(lines: Sequence[Line]) -> list[str]:
     return ["### Heartbeats beside the largest requests", _machine(lines), _table(head, rows)]
 
 
+def _brokers(lines: Sequence[Line]) -> list[str]:
+    columns = {"CPU µs without": "cpu_us_without", "with leases": "cpu_us_with", "more": "more_us"}
+    return ["### A message of a broker, with a lease", _machine(lines), _columns(columns, lines)]
+
+
 _SHOWN = {
     "lives": _lives,
     "held": _held,
@@ -161,6 +166,7 @@ _SHOWN = {
     "telemetry": _telemetry,
     "on_redis": _on_redis,
     "worst": _worst,
+    "brokers": _brokers,
 }
 
 

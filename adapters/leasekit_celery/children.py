@@ -40,7 +40,7 @@ from leasekit.hooks import Event, Lost, Renewed
 from leasekit.named import kind_of
 from leasekit.registry import open_backend
 from leasekit.task import Settlement
-from leasekit_celery.task_lease import TaskLease, attempt_number, is_broadcast, lease_name
+from leasekit_celery.task_lease import TaskLease, attempt_number, lease_name, takes_lease
 
 logger = logging.getLogger("leasekit.celery")
 
@@ -167,7 +167,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     @property
     def _is_leased(self) -> bool:
-        return self.task.leased and not is_broadcast(self.task.app, self.delivery_info)
+        return takes_lease(self.task, self.delivery_info)
 
     def revoked(self) -> bool:
         """Return whether the task was revoked, or has expired, and no run of it has begun before."""

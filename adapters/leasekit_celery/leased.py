@@ -49,7 +49,7 @@ from leasekit.registry import open_backend
 from leasekit_celery import children
 from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
 from leasekit_celery.outage import Outage
-from leasekit_celery.task_lease import TaskLease, attempt_number, current, is_broadcast, lease_name
+from leasekit_celery.task_lease import TaskLease, attempt_number, current, lease_name, takes_lease
 
 logger = logging.getLogger("leasekit.celery")
 
@@ -141,7 +141,10 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         request = self.request
         if not self.leased or request.called_directly or request.is_eager or hasattr(request, _RUN):
             return super().__call__(*args, **kwargs)
-        if is_broadcast(self.app, request.delivery_info):  # for each worker: they would wait for each other
+        if not takes_lease(self, request.delivery_info):
+            if not hasattr(self.app.Task, "leases"):
+                why = "its app has not called leasekit_celery.install"
+                logger.warning("task %s (%s) runs without a lease: %s", request.id, self.name, why)
             self._store_started(request)
             return super().__call__(*args, **kwargs)
         self._enter_lease(request, sys.exception())
@@ -387,8 +390,7 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
     """Settle a run after Celery has stored its result and sent its callbacks and its chain."""
     request = task.request
     if not hasattr(request, _RUN):
-        is_leased = isinstance(task, LeasedTask) and task.leased and not request.is_eager
-        is_leased = is_leased and not is_broadcast(task.app, request.delivery_info)
+        is_leased = isinstance(task, LeasedTask) and not request.is_eager and takes_lease(task, request.delivery_info)
         if is_leased and state == states.SUCCESS and not hasattr(request, _ASKED):
             why = "the __call__ of its class must call super().__call__, not self.run"
             logger.warning("task %s (%s) ran without a lease: %s", request.id, task.name, why)

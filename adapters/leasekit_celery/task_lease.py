@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from leasekit import Lease
 
-__all__ = ["TaskLease", "attempt_number", "current", "current_lease", "is_broadcast", "lease_name"]
+__all__ = ["TaskLease", "attempt_number", "current", "current_lease", "lease_name", "takes_lease"]
 
 _LONGEST = 100  # characters of an id that fit into the name of a lease
 
@@ -94,8 +94,14 @@ def attempt_number(request: Any) -> list[int]:
     return [request.replaced_task_nesting or 0, request.retries or 0]
 
 
-def is_broadcast(app: Any, delivery_info: Any) -> bool:
-    """Return whether a message came by a fanout exchange: then each worker, or each queue, has one of the same id."""
+def takes_lease(task: Any, delivery_info: Any) -> bool:
+    """Return whether a worker runs this message of a `LeasedTask` under a lease.
+
+    Not if its app has not called `install` (the class may be that of a library), nor if the message came by a fanout
+    exchange: then each worker, or each queue, has one of the same id.
+    """
+    if not task.leased or not hasattr(task.app.Task, "leases"):
+        return False
     name: Any = delivery_info and delivery_info.get("exchange")
-    queues: list[Any] = list(app.amqp.queues.values()) if name else []
-    return any(queue.exchange.name == name and queue.exchange.type == "fanout" for queue in queues)
+    queues: list[Any] = list(task.app.amqp.queues.values()) if name else []
+    return not any(queue.exchange.name == name and queue.exchange.type == "fanout" for queue in queues)

@@ -225,7 +225,7 @@ def test_claims_outlast_whatever_a_service_or_an_adapter_does(
     assert info.attempt == 1
     said = [record.message for record in caplog.records if "fail" in record.message or "answer" in record.message]
     assert len(said) == 2, said
-    assert "tried again" in said[0] or "does not answer" in said[0]
+    assert "are tried until" in said[0] or "does not answer" in said[0]
     assert "again" in said[1]
 
 

@@ -18,8 +18,8 @@ from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit.task import Status
 
 __all__ = [
-    "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Content", "Dedupe", "Ending", "Entity", "Filter", "Lane",
-    "Limits", "Run", "Space", "Store", "Trigger", "Tx", "View", "shifted",
+    "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Content", "Dedupe", "Ending", "Entity", "Filter", "Holding",
+    "Lane", "Limits", "Run", "Space", "Store", "Trigger", "Tx", "View", "shifted",
 ]  # fmt: skip
 
 

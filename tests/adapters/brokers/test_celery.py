@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import celery
 import pytest
+import redis
 
 import leasekit
 import leasekit_celery
@@ -336,11 +337,16 @@ def test_a_copy_that_has_expired_is_revoked_if_no_run_has_its_lease(shop: Shops,
     assert app.count("begin", task) == 0
 
 
-def test_a_task_that_is_sent_to_each_worker_runs_in_each(shop: Shops, workers: Workers, tmp_path: Path) -> None:
+def test_a_task_that_is_sent_to_each_worker_runs_in_each(
+    shop: Shops, workers: Workers, tmp_path: Path, redis_url: str
+) -> None:
     app, log = shop("everywhere"), tmp_path / "everywhere.log"
     workers("everywhere")
     workers("everywhere")
     eventually(lambda: log.exists() and log.read_text().count(" ready.") == 2)
+    with redis.Redis(unix_socket_path=redis_url.removeprefix("redis+socket://")) as broker:
+        # Each worker subscribes twice, for the queue and for remote control, some time after it has said that it is ready.
+        eventually(lambda: sum(client["psub"] == "1" for client in broker.client_list()) == 4)
     task = app.send("limited", 60, queue=app.module.every)
     eventually(lambda: log.read_text().count("Hard time limit") == 2)
     assert app.count("begin", task) == 2

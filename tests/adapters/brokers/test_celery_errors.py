@@ -756,6 +756,19 @@ def test_a_class_that_goes_round_the_lease_is_named(traced: Traced, caplog: pyte
     assert lines == [f"task {traced.id} (m.job) ran without a lease: {why}"]
 
 
+def test_a_class_of_a_library_runs_without_leases_in_an_app_that_has_none(caplog: pytest.LogCaptureFixture) -> None:
+    app = celery.Celery("plain", broker="memory://", backend="cache+memory://")
+    task_id = str(uuid.uuid4())
+
+    @app.task(shared=False, base=leasekit_celery.LeasedTask, track_started=True)  # type: ignore[untyped-decorator]
+    def job() -> str:
+        return str(app.AsyncResult(task_id).state)
+
+    build_tracer(job.name, job, app=app)(task_id, (), {}, {"id": task_id, "delivery_info": {}})
+    assert app.AsyncResult(task_id).result == "STARTED"
+    assert "runs without a lease: its app has not called leasekit_celery.install" in caplog.text
+
+
 def test_a_worker_names_the_tasks_that_have_no_lease_because_of_their_class(
     traced: Traced, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

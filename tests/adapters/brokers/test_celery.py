@@ -345,7 +345,7 @@ def test_a_task_that_is_sent_to_each_worker_runs_in_each(
     workers("everywhere")
     eventually(lambda: log.exists() and log.read_text().count(" ready.") == 2)
     with redis.Redis(unix_socket_path=redis_url.removeprefix("redis+socket://")) as broker:
-        # Each worker subscribes twice, for the queue and for remote control, a moment after it has said that it is ready.
+        # Each worker subscribes twice, for the queue and for remote control, a moment after it says that it is ready.
         eventually(lambda: sum(client["psub"] == "1" for client in broker.client_list()) == 4)
     task = app.send("limited", 60, queue=app.module.every)
     eventually(lambda: log.read_text().count("Hard time limit") == 2)

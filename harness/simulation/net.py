@@ -165,9 +165,7 @@ class Net:
         if kind == 0:
             return answer[:-1]
         if kind == 1:
-            # No client could tell the verdicts on two leases of one task apart: they name the task.
-            has_twins = len({item.id for item in answer}) < len(answer)
-            return ProtocolError("the answer is not JSON") if has_twins else answer[::-1]
+            return answer[::-1]
         if kind == 2:
             return [structs.replace(item, ttl=self._chance.choice((-1.0, 0.0, 1.0, float("inf")))) for item in answer]
         return [structs.replace(item, id="another task") for item in answer]

@@ -86,7 +86,9 @@ class Recorded(ForwardingScheduler):
         asked_at = self._now()
         verdicts = await self.backend.settle(settlements)
         for report, verdict in zip(reports, verdicts, strict=False):
-            if report["fence"] is not None and verdict.verdict in ("settled", "gone"):
+            # A verdict on another task is refused by its reader.
+            is_heard = verdict.id == report["task"] and verdict.verdict in ("settled", "gone")
+            if report["fence"] is not None and is_heard:
                 answer = {"verdict": verdict.verdict, "reason": verdict.reason or ""}
                 self._log.add(history.SettleAnswered, **report, **answer, asked_at=asked_at)
         return verdicts

@@ -27,9 +27,17 @@ def refuse_foreign(path: Path) -> None:
     """Raise `ConfigError` if the file has tables of another program. This leaves no trace, not even a log beside it."""
     with (
         contextlib.suppress(sqlite3.Error),  # there is no file, or it is damaged: said when it is opened
-        contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as connection,
+        contextlib.closing(read_only(path, immutable=True)) as connection,
     ):
         check_tables(path, connection)
+
+
+def read_only(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    """Connect without ever writing to the file or to its log. An immutable file is read without its log."""
+    log = Path(f"{path}-wal")
+    # Without a log nothing is left out, and a connection that looks for a log would create one.
+    immutable = immutable or not (log.exists() and log.stat().st_size)
+    return sqlite3.connect(f"{path.as_uri()}?mode=ro{'&immutable=1' * immutable}", uri=True)
 
 
 def check_tables(path: Path, connection: sqlite3.Connection) -> bool:

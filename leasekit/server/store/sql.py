@@ -11,7 +11,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Space, Store, Tx, damage
 from leasekit.server.store import statements as sql
-from leasekit.server.store.admission import check_tables, close_to_others, refuse_foreign
+from leasekit.server.store.admission import check_tables, close_to_others, read_only, refuse_foreign
 from leasekit.server.store.lease_cache import LeaseCache
 from leasekit.server.store.lock import FileLock, Identity, is_open_here, one_user
 from leasekit.server.store.schema import HEAD, metadata, version
@@ -98,8 +98,9 @@ class SqlStore(Store):
             # Also creates the file, readable by its owner only; the -wal and -shm files get the same mode.
             self._lock.acquire()
             close_to_others(self._path)
+            identity = self._examine()
             with self._writer_connection() as connection:
-                self._begin(connection)
+                self._begin(connection, identity)
             # A first reader, which stays connected: if the writer's connection were the only one and failed, SQLite
             # would delete the log with it, and on a full disk no new log could be made, not even to read.
             with self.view() as view:
@@ -119,11 +120,23 @@ class SqlStore(Store):
             self.close()
             raise
 
-    def _begin(self, connection: Connection) -> None:
-        self._look_for_damage(connection)
-        check_tables(self._path, sql.driver(connection))
-        identity = _identity(connection)
+    def _examine(self) -> Identity | None:
+        """Return the store's identity; raise an error if the store must not be used.
+
+        A refused file and its log stay as they are, so that the right log can still be put beside the file: the last
+        connection that is closed would write the log into the file, but not if it is read-only.
+        """
+        try:
+            with closing(read_only(self._path)) as driver:
+                self._look_for_damage(driver)
+                check_tables(self._path, driver)
+                identity = _identity(driver)
+        except sqlite3.Error as error:
+            raise Unavailable(f"the store failed: {error}") from error
         self._lock.check(identity)
+        return identity
+
+    def _begin(self, connection: Connection, identity: Identity | None) -> None:
         with connection.begin():
             self.is_new = self._bring_up_to_date(connection)
         self._identity = identity or _give_identity(connection)
@@ -132,9 +145,8 @@ class SqlStore(Store):
         self._start = uuid.uuid4().hex
         self._lock.begin(self._identity, self._start)
 
-    def _look_for_damage(self, connection: Connection) -> None:
+    def _look_for_damage(self, driver: sqlite3.Connection) -> None:
         """Raise `StoreDamaged` if the file is damaged: further writes would only lose more data."""
-        driver = sql.driver(connection)
         until = time.monotonic() + self._check
         driver.set_progress_handler(lambda: time.monotonic() > until, _LOOK_EVERY)
         try:
@@ -317,8 +329,7 @@ def _engine(
     return engine
 
 
-def _identity(connection: Connection) -> Identity | None:
-    driver = sql.driver(connection)
+def _identity(driver: sqlite3.Connection) -> Identity | None:
     if not driver.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'store'").fetchone():
         return None
     row = driver.execute("SELECT id, commits, start FROM store").fetchone()

@@ -295,6 +295,44 @@ def test_a_log_that_was_removed_after_a_kill_is_missed(path: Path) -> None:
     assert keys(path) == {"a", "b"}
 
 
+def damage(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(8192)  # the pages after the first
+        file.write(b"\xff" * (path.stat().st_size - 8192))
+
+
+def serve_elsewhere(path: Path) -> None:
+    elsewhere = shutil.copytree(path.parent, path.with_name("elsewhere")) / path.name
+    with server(elsewhere, "b"):
+        pass
+    for suffix in ("", "-wal"):
+        Path(f"{elsewhere}{suffix}").replace(f"{path}{suffix}")
+
+
+@pytest.mark.parametrize("spoil", [damage, serve_elsewhere])
+def test_a_store_that_is_refused_stays_as_it_is_with_its_log(path: Path, spoil: Callable[[Path], None]) -> None:
+    """The log may belong to another copy, which must not get its pages."""
+    with server(path, "a"):
+        pass
+    spoil(path)
+    log = path.with_name("tasks.db-wal")
+    before = path.read_bytes(), log.read_bytes()
+    for _ in range(2):
+        with pytest.raises(StoreDamaged):
+            SqlStore(path).open()
+        assert (path.read_bytes(), log.read_bytes()) == before
+
+
+def test_a_store_without_a_log_that_is_refused_gets_none(path: Path, tmp_path: Path) -> None:
+    write(path, "a")
+    write(tmp_path / "other.db", "b")
+    (tmp_path / "other.db").replace(path)
+    before = path.read_bytes(), set(path.parent.iterdir())
+    with pytest.raises(StoreDamaged):
+        SqlStore(path).open()
+    assert (path.read_bytes(), set(path.parent.iterdir())) == before
+
+
 def test_a_log_that_a_stranger_has_put_into_the_file_is_not_missed(path: Path) -> None:
     with server(path, "a"):
         pass

@@ -3,7 +3,7 @@
     stop ─▶ claim no more, give back what has not begun
          ─ grace ───▶ handlers are told to end, and their tasks given back with their progress: async ones are
                       cancelled, processes ended, threads learn it at their next `held.check()`
-         ─ timeout ─▶ the process ends; its supervisor gives back what it held
+         ─ timeout ─▶ the process ends, or is killed if it hangs; its supervisor gives back what it held
 
 Leases are renewed all the while, to the very end: a stop is no reason to lose one. Cancel requests still come through.
 """

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -157,6 +158,7 @@ class WorkerRun:
     def wait(self) -> None:
         """Wait until the run is over, and all results are reported. Raises the error that has ended the run."""
         _until_done(self.over)
+        supervisor_link.note_drain(math.inf)  # no handler runs: reports and exit handlers take their own time
         _until_done(self.reported())
         self.check()
 

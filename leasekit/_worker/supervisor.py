@@ -3,11 +3,13 @@
     worker dies ─▶ reaped ─▶ all orphans of it killed and reaped ─▶ its leases handed back ─▶ the worker started again
 
 Rule 1: nothing is reported while any code of the worker can run.
-Rule 2: the supervisor loads no user code, and never waits for the worker: it only reads what the worker noted.
+Rule 2: the supervisor loads no user code, and never waits for the worker: it only reads what the worker noted. A worker
+that was told to stop, and hangs (C code keeps the interpreter's lock, or the process is stopped), is killed.
 Rule 3: the end of the supervisor ends the worker: by a signal that is passed on, or, if it is killed, by the kernel.
 """
 
 import logging
+import math
 import os
 import signal
 import time
@@ -36,6 +38,8 @@ _NOTHING = Past(None, [], [], [])
 _QUICK = 30.0  # seconds: a worker that ends earlier ends in quick succession
 _MOST_QUICK = 20  # tasks that kill each worker that runs them are dead before that (`max_crashes`)
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+_LATE = 4.0  # seconds in which a worker writes its results and logs before it ends: one that lives on hangs
+_HUNG = "was killed by its supervisor, because it was told to stop, and hung"
 _LOOK = 1.0  # seconds between checks of the worker; less than is left of any lease that has been renewed
 _NAMES: Mapping[int, str] = {number: number.name for number in signal.Signals}  # not all of the real-time ones
 
@@ -58,6 +62,8 @@ class Supervisor:
         self._beyond: int | None = None  # the child that refused a signal, once that was logged
         self._memory: SharedMemory | None = None
         self._signals = 0
+        self._told_at: list[float] = []  # by the monotonic clock: when a signal that the worker counts was passed on
+        self._hangs = False
         self._strangers: set[int] = set()
         self._heard = _HEARD - {number for number in _MAY_BE_IGNORED if signal.getsignal(number) is signal.SIG_IGN}
 
@@ -105,7 +111,7 @@ class Supervisor:
             past = memory.read()
             is_late = past.armed_at is not None and past.armed_at <= BOOT_CLOCK.now()
             reason = _reason(code, for_memory=linux.ended_for_memory() > killed_for_memory, is_late=is_late)
-            why = f"the worker (process {process}) {reason}"
+            why = f"the worker (process {process}) {_HUNG if self._hangs else reason}"
         finally:
             memory.close()
             self._memory = None
@@ -147,7 +153,7 @@ class Supervisor:
         """Return the worker's wait status as soon as it has ended, and reap orphans meanwhile.
 
         A child that is no longer the worker, because a handler has exec'ed, is killed: the timer is gone, and its
-        leases are not renewed.
+        leases are not renewed. So is a worker that hangs after a signal.
         """
         while True:
             try:
@@ -159,7 +165,20 @@ class Supervisor:
                 raise AssertionError("other code of this process has reaped the worker") from error
             if _is_closed(line):  # or it is about to end: then this changes nothing
                 self._send(signal.SIGKILL)
-            self._listen(_LOOK)
+            left = self._ends_by() - time.monotonic()
+            if left <= 0:
+                if not self._hangs:
+                    self._hangs = True
+                    logger.warning("the worker (process %d) was told to stop, and hangs: it is killed", child)
+                self._send(signal.SIGKILL)
+            self._listen(min(_LOOK, left) if left > 0 else _LOOK)
+
+    def _ends_by(self) -> float:
+        """Return until when the worker ends by itself: after its drain, or at once after a second signal."""
+        if not self._told_at:
+            return math.inf
+        assert self._memory is not None  # noqa: S101 - only the signals of a worker that lives are noted
+        return _LATE + min(self._told_at[0] + self._memory.drain_timeout, *self._told_at[1:2], math.inf)
 
     def _listen(self, seconds: float) -> None:
         """Wait for a signal for at most `seconds`, and pass it on."""
@@ -173,6 +192,7 @@ class Supervisor:
             self._signals += 1
         if number in _COUNTED and self._memory is not None:
             self._memory.count_signal()
+            self._told_at.append(time.monotonic())
         if self._child is not None:  # it was not reaped, so its pid is still its own
             self._send(number)
 

@@ -53,6 +53,12 @@ def attached() -> Ledger | None:
     return _ledger
 
 
+def note_drain(timeout: float) -> None:
+    """Have the supervisor kill this process if it lives on for longer after its first signal. Any thread."""
+    if _ledger is not None:
+        _ledger.note_drain(timeout)
+
+
 def note(client: Client, *, spool: str | None) -> None:
     """Note what this client holds from now on, so that the supervisor hands it back when this process has ended.
 

@@ -231,6 +231,8 @@ class Worker:
             try:
                 # Connect here, so that a watchdog that is required but impossible is refused here.
                 self._outlive(client)
+                if heard:
+                    supervisor_link.note_drain(patience.timeout)
                 with WorkerRun(
                     client,
                     self._handlers,

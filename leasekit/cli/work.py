@@ -21,8 +21,9 @@ from leasekit.errors import ConfigError
 EXAMPLES = """\b
 Exit codes: 0 stopped by a signal; 1 the module failed, or the worker did;
 2 wrong usage; 130, 143 ended at once, by a second signal or because handlers
-did not end in time; 137 killed. 75, only without a supervisor: a handler
-outlived its lease, so the process ended: start it again.
+did not end in time; 137 killed, also because it hung after a signal.
+75, only without a supervisor: a handler outlived its lease, so the process
+ended: start it again.
 
 \b
 Examples:

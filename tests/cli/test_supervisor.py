@@ -26,7 +26,7 @@ PATIENCE = 60.0
 TTL = 300  # no task comes back by itself while these tests run
 
 HANDLERS = """
-import asyncio, ctypes, multiprocessing, os, signal, subprocess, sys, time
+import asyncio, ctypes, multiprocessing, os, re, signal, subprocess, sys, time
 import leasekit
 
 worker = leasekit.Worker(concurrency=2)
@@ -120,6 +120,13 @@ def never_checks(payload, held):
     held.progress({"page": 7})
     time.sleep(600 if held.fence == 1 else 0)
     return held.checkpoint
+
+@handler("hangs")
+def hangs(how, held):
+    note("begun", held.task.id, os.getpid())
+    if how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    re.match("(a+)+$", 64 * "a" + "b")  # holds the interpreter's lock
 
 @handler("changes_its_user")
 def changes_its_user(payload, held):
@@ -653,6 +660,21 @@ def test_past_the_timeout_the_process_ends_and_its_supervisor_gives_back_what_it
     info = client.get(task.id)
     assert info is not None
     assert (outcomes(info), info.crashes, info.progress) == (["release"], 0, {"page": 7})
+
+
+@pytest.mark.parametrize("how", ["stopped", "in C code"])
+def test_past_the_timeout_a_worker_that_hangs_is_killed_and_what_it_ran_handed_back(
+    place: Place, client: leasekit.Client, how: str
+) -> None:
+    worker = place.work("--drain-grace", "0", "--drain-timeout", "0").at_work()
+    task = client.schedule(place.kind("hangs"), how)
+    place.begun()
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.exit_code() == 128 + signal.SIGKILL
+    info = client.get(task.id)
+    assert info is not None
+    assert (outcomes(info), info.status) == (["crash"], Status.ENQUEUED)
+    assert worker.log.count("hangs: it is killed") == 1
 
 
 # The spool ----------------------------------------------------------------------------------------------------

@@ -147,6 +147,44 @@ def test_a_signal_that_the_worker_hears_in_its_own_way_does_not_count_for_its_en
     assert done.returncode == 0, done.stderr
 
 
+HANGS = {
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "in C code": 'import re; re.match("(a+)+$", 64 * "a" + "b")',
+}
+
+
+@pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
+@pytest.mark.parametrize(("timeout", "signals"), [("0.1", 1), ("float('inf')", 2)], ids=["drain", "second signal"])
+def test_a_worker_that_hangs_after_a_signal_is_killed(run: Run, hang: str, timeout: str, signals: int) -> None:
+    done = run(
+        f"""
+        supervisor_link.note_drain({timeout})
+        told = [signal.SIGTERM, signal.SIGINT][:{signals}]
+        signal.pthread_sigmask(signal.SIG_BLOCK, told)  # else they could end it before it hangs
+        for number in told:
+            os.kill(os.getppid(), number)
+        {hang}
+        """,
+        before="from leasekit._worker import supervisor\nsupervisor._LATE = 0.5",
+    )
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert done.stderr.count("was told to stop, and hangs: it is killed") == 1
+
+
+def test_a_worker_that_waits_after_a_signal_for_as_long_as_it_must_is_not_killed(run: Run) -> None:
+    done = run(
+        """
+        supervisor_link.note_drain(0.1)
+        with Signals(lambda number: None).hearing():
+            os.kill(os.getppid(), signal.SIGTERM)
+            supervisor_link.note_drain(float("inf"))
+            time.sleep(1.5)
+        """,
+        before="from leasekit._worker import supervisor\nsupervisor._LATE = 0.5",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 BECOMES_ANOTHER_PROGRAM = """
 if life == 1:
     {before}

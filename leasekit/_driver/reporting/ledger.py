@@ -5,8 +5,8 @@ removes it when it is over: some hundred nanoseconds each, without a system call
 not delay the worker. A worker that is killed between two bytes leaves a ledger that is right about all leases but one.
 The supervisor reads the ledger only when the worker has been reaped.
 
-    header   the moment to which the kernel's timer is armed; whether the service has answered; the holder and its
-             service: written once, when there is a connection
+    header   the moment to which the kernel's timer is armed; whether the service has answered; the timeout of a drain;
+             the holder and its service: written once, when there is a connection
     entries  one for each lease, of fixed room, used again: state, room, two lengths, id and token;
              and one for each claim in progress: tasks that were granted but not received are given back too;
              and one for each lease with progress that its service has not acknowledged, up to 64 MiB in all
@@ -36,8 +36,9 @@ _SIGNALS = len(_MAGIC)  # one byte: the number of signals that the supervisor ha
 _ANSWERED = _SIGNALS + 1  # one byte: whether the service has ever answered
 _MOMENT = struct.Struct("<d")
 _ARMED = 16
+_DRAIN = _ARMED + _MOMENT.size  # seconds
 _LENGTH = struct.Struct("<I")
-_HOLDER = _ARMED + _MOMENT.size
+_HOLDER = _DRAIN + _MOMENT.size
 _ENTRIES = 16 * 1024  # where entries begin: before, there is room for the header
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of the data after it
 _LEAST_ROOM = 6
@@ -100,10 +101,16 @@ class SharedMemory:
         os.posix_fallocate(self.fd, 0, _ENTRIES)
         self._header = mmap.mmap(self.fd, _ENTRIES)
         self._header[: len(_MAGIC)] = _MAGIC
+        _MOMENT.pack_into(self._header, _DRAIN, math.inf)
 
     def count_signal(self) -> None:
         """Count a signal that the supervisor is about to pass on."""
         self._header[_SIGNALS] = min(255, self._header[_SIGNALS] + 1)
+
+    @property
+    def drain_timeout(self) -> float:
+        """The seconds after its first signal in which the worker ends, as it has noted them."""
+        return float(_MOMENT.unpack_from(self._header, _DRAIN)[0])
 
     def read(self) -> Past:
         """Return the content. Call this only after the worker has been reaped."""
@@ -187,6 +194,10 @@ class Ledger:
     def note_answer(self) -> None:
         """Note that the service has answered."""
         self._memory[_ANSWERED] = 1
+
+    def note_drain(self, timeout: float) -> None:
+        """Note that this process ends within so many seconds after its first signal, or hangs. Any thread."""
+        _MOMENT.pack_into(self._memory, _DRAIN, timeout)
 
     def arm(self, at: float | None) -> None:
         """Note when the kernel's timer will kill this process; None: it is not armed. One thread at a time."""

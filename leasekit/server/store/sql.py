@@ -46,6 +46,8 @@ _WRITER = (
     "temp_store = MEMORY",  # the triggers of `task_counts`
     "cache_size = -65536",  # KiB (negative: not pages): the tables that change often stay in memory
 )
+_PARTS = (("trigger", "task"), ("task", "trigger"), ("run", "task"), ("progress", "task"))
+"""Tables of which each row has one with the same `seq` in the other."""
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _OURS = (
     *(IntegrityError, DataError, ProgrammingError),
@@ -128,8 +130,7 @@ class SqlStore(Store):
         """
         try:
             with closing(read_only(self._path)) as driver:
-                self._look_for_damage(driver)
-                check_tables(self._path, driver)
+                self._look_for_damage(driver, is_new=not check_tables(self._path, driver))
                 identity = _identity(driver)
         except sqlite3.Error as error:
             raise Unavailable(f"the store failed: {error}") from error
@@ -145,12 +146,14 @@ class SqlStore(Store):
         self._start = uuid.uuid4().hex
         self._lock.begin(self._identity, self._start)
 
-    def _look_for_damage(self, driver: sqlite3.Connection) -> None:
+    def _look_for_damage(self, driver: sqlite3.Connection, *, is_new: bool) -> None:
         """Raise `StoreDamaged` if the file is damaged: further writes would only lose more data."""
         until = time.monotonic() + self._check
         driver.set_progress_handler(lambda: time.monotonic() > until, _LOOK_EVERY)
         try:
             (damage,) = driver.execute("PRAGMA quick_check(1)").fetchone() if self._check else ("ok",)
+            if damage == "ok" and self._check and not is_new:
+                self._look_for_lost_rows(driver)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                 raise
@@ -160,6 +163,17 @@ class SqlStore(Store):
             driver.set_progress_handler(None, 0)
         if damage != "ok":
             raise self._damaged(damage.splitlines()[-1])
+
+    def _look_for_lost_rows(self, driver: sqlite3.Connection) -> None:
+        """Raise `StoreDamaged` if a table has lost rows, as in a file that was saved from a damaged one."""
+        for table, other in _PARTS:
+            orphans = f'FROM "{table}" WHERE seq NOT IN (SELECT seq FROM "{other}")'  # noqa: S608 - names of tables
+            (count,) = driver.execute(f"SELECT count(*) {orphans}").fetchone()
+            if count:
+                raise StoreDamaged(
+                    f"the store {str(self._path)!r} is damaged ({count} rows of {table!r} have none in {other!r}): put "
+                    f"a backup in its place, or delete these rows with the sqlite3 shell: DELETE {orphans}"
+                )
 
     def _damaged(self, damage: str) -> StoreDamaged:
         return StoreDamaged(

@@ -1,7 +1,9 @@
 """A file that is not whole is refused with one sentence that says how to recover, and the check is bounded."""
 
 import logging
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,20 @@ def test_a_file_that_was_cut_off_is_found_too(path: Path) -> None:
         file.truncate(10 * PAGE)
     with pytest.raises(StoreDamaged, match="is damaged"):
         SqlStore(path).open()
+
+
+@pytest.mark.parametrize(("table", "other"), [("task", "trigger"), ("trigger", "task")])
+def test_a_salvaged_store_that_lacks_rows_is_refused_with_the_statement_that_mends_it(
+    path: Path, table: str, other: str
+) -> None:
+    """Each `schedule` would fail: the numbers of new tasks are taken."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+        shell.execute(f"DELETE FROM {table} WHERE seq > 2990")  # noqa: S608
+        with pytest.raises(StoreDamaged, match=f"10 rows of '{other}' have none in '{table}'") as refused:
+            SqlStore(path).open()
+        shell.execute(str(refused.value).partition("shell: ")[2])
+    for _ in opened(SqlStore(path)):
+        pass
 
 
 def test_who_was_refused_leaves_no_lock(path: Path) -> None:

@@ -236,7 +236,10 @@ def _description(response: httpx.Response, raw: bytes | None = None) -> str:
 
 
 _LONGEST = 120
-_MISSING = {401: " (give what it asks for as headers=…)", 407: " (give user and password in proxy=…)"}
+_MISSING = {
+    401: " (give what it asks for as headers=…, or in LEASEKIT_HEADERS)",
+    407: " (give user and password in proxy=…)",
+}
 # Anything that looks like a token: long, and with a digit in it. An answer may repeat the request's own tokens.
 _SECRET = re.compile(r"([\w+/=-]{4})(?=[\w+/=-]*\d)[\w+/=-]{8,}", re.ASCII)
 

@@ -177,8 +177,8 @@ class SqlStore(Store):
 
     def _damaged(self, damage: str) -> StoreDamaged:
         return StoreDamaged(
-            f"the store {str(self._path)!r} is damaged ({damage}): put a backup in its place, or "
-            f"save what can be read of it with the sqlite3 shell: sqlite3 {self._path.name} .recover | sqlite3 new.db"
+            f"the store {str(self._path)!r} is damaged ({damage}): put a backup in its place, or save what can be "
+            "read of it with the script under 'A damaged store' in leasekit's docs/operations.md; copy its files before"
         )
 
     def _bring_up_to_date(self, connection: Connection) -> bool:

@@ -55,7 +55,7 @@ def test_a_page_that_was_overwritten_is_found_at_the_start(path: Path, page: int
     said = str(refused.value)
     assert "is damaged" in said
     assert "put a backup in its place" in said
-    assert "sqlite3 tasks.db .recover | sqlite3 new.db" in said
+    assert "'A damaged store' in leasekit's docs/operations.md" in said
 
 
 @pytest.mark.parametrize(("at", "count"), [(0, 16), (16, 84), (100, 50)])

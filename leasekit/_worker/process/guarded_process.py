@@ -45,7 +45,8 @@ class GuardedProcess:
         self._started_at = now()
         self._armed_at: float | None = None
         self._asked = 0
-        self.confirmed = 0  # the latest question that the guard has answered
+        self._sent = 0  # the latest question that was sent …
+        self.confirmed = 0  # … and that the guard has answered
         self._status: int | None = None  # of the executor, once the guard has reported it
         self._pidfd: int | None = None
         self._executor = 0
@@ -120,8 +121,14 @@ class GuardedProcess:
     def ask(self) -> int:
         """Have the guard confirm that it has followed all messages. No handler may begin before `confirmed` says so."""
         self._asked += 1
-        self._tell(guard.ASK + guard.NUMBER.pack(self._asked))
+        if self._sent == self.confirmed:
+            self._send_question()
         return self._asked
+
+    def _send_question(self) -> None:
+        # One at a time, the latest: hundreds would fill the socket, as if the guard received no longer.
+        self._sent = self._asked
+        self._tell(guard.ASK + guard.NUMBER.pack(self._asked))
 
     def _hear(self) -> bool:
         """Read the guard's next message. Return False if there will be no other."""
@@ -131,6 +138,8 @@ class GuardedProcess:
             return False
         if message.startswith(guard.ASK):
             (self.confirmed,) = guard.NUMBER.unpack(message.removeprefix(guard.ASK))
+            if self.confirmed < self._asked:
+                self._send_question()
             return True
         if message.startswith(guard.EXITED):
             (self._status,) = guard.NUMBER.unpack(message.removeprefix(guard.EXITED))

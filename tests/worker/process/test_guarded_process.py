@@ -336,6 +336,15 @@ def test_a_guard_that_takes_in_nothing_any_more_is_killed_with_its_executor(spin
     assert "killed with its guard" in spinner.close()
 
 
+def test_very_many_bodies_may_begin_before_the_guard_has_its_turn(spinner: Spinner) -> None:
+    os.kill(spinner.guard, signal.SIGSTOP)
+    numbers = [spinner.guarded.ask() for _ in range(1000)]
+    os.kill(spinner.guard, signal.SIGCONT)
+    while spinner.guarded.confirmed < numbers[-1]:
+        assert spinner.guarded.usable
+        spinner.guarded.step(1)
+
+
 def test_an_order_that_comes_before_the_body_has_begun_is_heard_by_it(spinner: Spinner) -> None:
     state = LeaseState(granted_at=now(), heartbeats=BEATS)
     os.kill(spinner.executor, signal.SIGSTOP)  # so that both come at once

@@ -215,7 +215,8 @@ class _Executor:
         self._todo: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # numbers of runs
         self._pid = os.getpid()
         self._guard = guard
-        self._lock = threading.Lock()  # guards incoming messages against a run's begin and end
+        # Guards incoming messages against a run's begin and end. A begin that finds its lease over takes it once more.
+        self._lock = threading.RLock()
         self._holding: dict[int, _HeldLease] = {}  # from the arrival of a run until its end
         self._leased_runs: dict[int, LeasedRun] = {}  # while its handler runs
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import errno
+import fcntl
 import itertools
 import os
 import signal
@@ -27,6 +28,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.http import app
 from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
+from leasekit.server.store.lock import is_reserved, reserved
 from leasekit.server.store.urls import open_store
 from leasekit.task import NewTask, Stats
 from tests.waiting import eventually, until
@@ -218,6 +220,29 @@ def test_a_worker_gives_its_store_to_a_server_keeps_its_lease_and_has_the_store_
         worker.send_signal(signal.SIGTERM)
         assert told(worker).read() == ""
         assert worker.wait(60) == 0
+
+
+def test_a_process_that_looked_for_a_server_as_it_forked_keeps_none_from_the_store(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with leasekit.connect(url) as client:
+        client.stats()
+    store, flock, shared = tmp_path / "tasks.db", fcntl.flock, list[int]()
+
+    def forking(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if operation & fcntl.LOCK_SH:
+            shared.append(os.dup(descriptor))  # as a child's, which shares the lock
+
+    with reserved(store):
+        pass
+    monkeypatch.setattr(fcntl, "flock", forking)
+    assert not is_reserved(store)
+    with reserved(store) as is_ours:
+        assert is_ours
+    for descriptor in shared:
+        os.close(descriptor)
+    assert shared
 
 
 def test_a_second_server_is_refused(url: str) -> None:

@@ -256,6 +256,7 @@ def is_reserved(path: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile shares the lock
     except BlockingIOError:
         return True
     finally:

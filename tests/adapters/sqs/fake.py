@@ -226,7 +226,7 @@ class Fake:
             if message.deleted or message.visible_at > self.now or len(found) == MaxNumberOfMessages:
                 continue
             self._count += 1
-            message.handles.append(f"AQEB/{self._count:06}+" + "h" * 180 + "==")
+            message.handles.append(f"AQEB/{uuid.uuid4()}+" + "h" * 160 + "==")
             message.received_at, message.visible_at = self.now, self.now + VisibilityTimeout
             about: Params = {"ApproximateReceiveCount": str(len(message.handles))}
             if message.group is not None:

@@ -357,9 +357,11 @@ def _progress(beat: log.Renewed) -> float:
 def _was_calm(lives: Lives, report: log.Effect, fresh: float, lease: Lease, rules: Rules) -> bool:
     """Whether no fault hit the holder at the report, nor so shortly before that beats were still late.
 
-    A lease whose beats of one cycle have all failed is retried in the next cycle, which begins within its ttl.
+    A lease whose beats of one cycle have all failed is retried in the next cycle, which begins within its ttl: that of
+    its heartbeats, which may be longer than that of its claim.
     """
-    since = report.at - max(2 * (rules.outage or 0.0), lease.ttl)
+    ttl = max([lease.ttl, *(beat.ttl or 0.0 for beat in lease.renewed)])
+    since = report.at - max(2 * (rules.outage or 0.0), ttl)
     return not any(_stretches(lives, report.who, since, report.at + fresh, rules.bridge))
 
 

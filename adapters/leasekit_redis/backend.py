@@ -1,4 +1,7 @@
-"""`RedisBackend`: the backend interface on Redis. Each method runs one script for each kind that it concerns."""
+"""`RedisBackend`: the backend interface on Redis. Each method runs one script for each kind that it concerns.
+
+Heartbeats of many kinds share a script where one server has all keys.
+"""
 
 import asyncio
 import contextlib

@@ -111,12 +111,15 @@ async def test_few_scripts_renew_many_names(own_server: Server) -> None:
 @pytest.mark.anyio
 async def test_a_name_whose_keys_are_damaged_does_not_harm_the_others(own_server: Server) -> None:
     async with aclosing(connect(own_server.url, worker="w")) as backend:
-        beats = await held_names(backend, ["a", "b", "c"])
+        beats = await held_names(backend, "abcdefghijkl")
         own_server.ask("DEL", "leasekit:{named:b}:working")
         own_server.ask("SET", "leasekit:{named:b}:working", "a text")
-        verdicts = await backend.beat(beats)
-        assert [verdict.verdict for verdict in verdicts] == ["renewed", "failed", "renewed"]
-        assert "another program uses a key" in str(verdicts[1].reason)
+        for _ in range(2):
+            before = scripts_run(own_server)
+            verdicts = await backend.beat(beats)
+            assert [verdict.verdict for verdict in verdicts] == ["renewed", "failed", *["renewed"] * 10]
+            assert "another program uses a key" in str(verdicts[1].reason)
+        assert scripts_run(own_server) - before < 6  # one for all, one for the damaged name; maintenance may come too
 
 
 @pytest.mark.anyio

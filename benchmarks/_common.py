@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,13 @@ class Bench:
         parser.add_argument("--only", default="", help="run only cases whose names contain this")
         parser.add_argument("--repeat", type=int, help="how often each case is measured (the median counts)")
         parser.add_argument("--seconds", type=float, help="for how long leases are held")
+        parser.add_argument("--folder", type=Path, help="keep the database here; another run with it goes on")
         options = parser.parse_args()
         self.name = name
         self.quick: bool = options.quick
         self.repeat: int = options.repeat or (1 if options.quick else 3)
         self.seconds: float | None = options.seconds
+        self.folder: Path | None = options.folder
         self._only: str = options.only
         self._out: Path | None = options.out
         self._lines: list[dict[str, Any]] = []
@@ -58,12 +60,17 @@ class Bench:
         self._lines.append(line)
         print(json.dumps(line), flush=True)
 
+    @property
+    def results(self) -> Path:
+        """The folder of the results."""
+        return self._out or RESULTS
+
     def close(self) -> None:
         """Write the results, and after a whole run README.md."""
         whole = not self.quick and not self._only and self._out is None
         if self._out is None and not whole:
             return
-        folder = self._out or RESULTS
+        folder = self.results
         folder.mkdir(parents=True, exist_ok=True)
         lines = [{**line, **_machine()} for line in self._lines]
         (folder / f"{self.name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -97,9 +104,9 @@ class Server:
 
     @classmethod
     @contextmanager
-    def running(cls) -> Generator["Server"]:
-        """Run a server with a new store until the block ends."""
-        with stored_in() as store:
+    def running(cls, url: str | None = None) -> Generator["Server"]:
+        """Run a server until the block ends, on the store at `url` or on a new SQLite store."""
+        with nullcontext(url) if url else stored_in() as store:
             command = [sys.executable, "-m", "leasekit", "serve", "--port", "0", "--store", store]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             with process:
@@ -125,10 +132,10 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def cpu_of(pid: int) -> float:
-    """Seconds of CPU that another process has used, on Linux."""
+def cpu_of(pid: int, *, ended_too: bool = False) -> float:
+    """Seconds of CPU that another process has used, and its children that have ended, on Linux."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11 : 15 if ended_too else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_bytes() -> int:

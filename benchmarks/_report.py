@@ -152,6 +152,45 @@ def _worst(lines: Sequence[Line]) -> list[str]:
     return ["### Heartbeats beside the largest requests", _machine(lines), _table(head, rows)]
 
 
+def _postgres(lines: Sequence[Line]) -> list[str]:
+    rates = [line for line in lines if "per_second" in line]
+    rate_rows = [
+        [
+            line["case"],
+            f"{line['per_second']:,}",
+            _range(line["all"]),
+            ", ".join(f"{name} {value:g}" for name, value in line["cpu_us"].items()),
+            f"{line['cpu_of_first']:.2f}",
+        ]
+        for line in rates
+    ]
+    time_rows = [[line["case"], f"{line['p50_ms']:,}", f"{line['p95_ms']:,}"] for line in lines if "p50_ms" in line]
+    return [
+        "### On PostgreSQL",
+        _machine(lines),
+        _table(["", "items/s", "all runs", "CPU µs an item", "CPU of the first by hand"], rate_rows),
+        _table(["", "p50 ms", "p95 ms"], time_rows),
+        _draw("postgres", "items a second", [(line["case"], line["per_second"]) for line in rates]),
+    ]
+
+
+def _renewals(lines: Sequence[Line]) -> list[str]:
+    columns = {
+        "s": "seconds",
+        "renewals/s": "renewals_per_second",
+        "lost": "lost",
+        "p50 ms": "p50_ms",
+        "p99 ms": "p99_ms",
+        "slowest ms": "slowest_ms",
+        "in their page": "hot_share",
+        "dead rows": "most_dead_rows",
+        "vacuums": "autovacuums",
+        "table MB": "table_mb",
+        "indexes MB": "indexes_mb",
+    }
+    return ["### Renewals on PostgreSQL for a long time", _machine(lines), _columns(columns, lines)]
+
+
 def _brokers(lines: Sequence[Line]) -> list[str]:
     columns = {"CPU µs without": "cpu_us_without", "with leases": "cpu_us_with", "more": "more_us"}
     return ["### A message of a broker, with a lease", _machine(lines), _columns(columns, lines)]
@@ -165,6 +204,8 @@ _SHOWN = {
     "last_instruction": _last_instruction,
     "telemetry": _telemetry,
     "on_redis": _on_redis,
+    "postgres": _postgres,
+    "renewals": _renewals,
     "worst": _worst,
     "brokers": _brokers,
 }

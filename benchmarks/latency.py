@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 import leasekit
@@ -46,17 +47,27 @@ def _measured(where: str, rate: int, seconds: float) -> dict[str, float]:
             scheduling.start()
             worker.run()
             scheduling.join()
-    else:
-        with Server.running() as server:
-            ours, theirs = _spawn.Pipe()
-            working = _spawn.Process(target=_work, args=(theirs, server.url, count))
-            scheduling_process = _spawn.Process(target=_submit, args=(server.url, rate, count))
-            working.start()
-            ours.recv()
-            scheduling_process.start()
-            took = ours.recv()
-            working.join()
-            scheduling_process.join()
+        return _figures(took)
+    with Server.running() as server:
+        return over_http(rate, seconds, schedule_at=server.url, work_at=server.url)
+
+
+def over_http(rate: int, seconds: float, *, schedule_at: str, work_at: str) -> dict[str, float]:
+    """Measure with a client and a worker in processes of their own, at the servers with these URLs."""
+    count = _WARM + int(rate * seconds)
+    ours, theirs = _spawn.Pipe()
+    working = _spawn.Process(target=_work, args=(theirs, work_at, count))
+    scheduling = _spawn.Process(target=_submit, args=(schedule_at, rate, count))
+    working.start()
+    ours.recv()
+    scheduling.start()
+    took = ours.recv()
+    working.join()
+    scheduling.join()
+    return _figures(took)
+
+
+def _figures(took: Sequence[float]) -> dict[str, float]:
     took = [1e3 * seconds for seconds in took[_WARM:]]
     return {"p50_ms": percentile(took, 50), "p95_ms": percentile(took, 95), "p99_ms": percentile(took, 99)}
 

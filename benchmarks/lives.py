@@ -11,15 +11,20 @@ import sqlite3
 import statistics
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Column
 
 import leasekit
 from _common import Bench, Server, cpu_seconds, stored_in
 from leasekit.server.store import statements as sql
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.schema import run, task, trigger
+from leasekit.server.store.sqlite.session import SqliteSession
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import NewTask
 
 BATCH = 500
@@ -147,29 +152,29 @@ def _submit(pipe: Connection, url: str, count: int) -> None:
 def _bare(count: int) -> dict[str, float]:
     with stored_in() as url:
         path = Path(url.removeprefix("sqlite:///"))
-        store = SqlStore(path)
+        store = SqliteStore(path)
         store.open()
         store.close()
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = FULL")
+            session = SqliteSession(connection)
             cpu, began = cpu_seconds(), time.monotonic()
             for first in range(1, count + 1, BATCH):
-                _lives(connection, range(first, min(first + BATCH, count + 1)))
+                _lives(session, range(first, min(first + BATCH, count + 1)))
             passed, cpu = time.monotonic() - began, cpu_seconds() - cpu
             done = connection.execute("SELECT count(*) FROM trigger WHERE status = 'success'").fetchone()
     assert done == (count,), done
     return {"rate": count / passed, "process": 1e6 * cpu / count}
 
 
-def _lives(connection: sqlite3.Connection, seqs: range) -> None:
+def _lives(session: SqliteSession, seqs: range) -> None:
     """Take a batch from its schedule to its settlement, in four transactions."""
     now = time.time()
-    names = [f"{seq:032x}" for seq in seqs]
-    pairs = list(zip(seqs, names, strict=True))
-    listed, ids = str(list(seqs)), str(names).replace("'", '"')
+    ids = [f"{seq:032x}" for seq in seqs]
+    pairs = list(zip(seqs, ids, strict=True))
     new = {"kind": "nothing", "priority": 2, "claim_timeout": 300.0, "heartbeat_timeout": 300.0, "next_trigger_at": now}
     counts = dict.fromkeys(("fence", "attempt", "crashes", "failures", "cancel_requested", "was_extended"), 0)
-    with _Transaction(connection):
+    with _Transaction(session.driver):
         contents = {
             "payload": b"null",
             "digest": bytes(16),
@@ -178,54 +183,47 @@ def _lives(connection: sqlite3.Connection, seqs: range) -> None:
             "max_crashes": 5,
             "enqueue_timeout": 60.0,
         }
-        _each(connection, sql.ADD_TASKS, pairs, "seq", "id", new | contents)
-        _each(connection, sql.ADD_TRIGGERS, pairs, "seq", "id", new | counts | {"status": "new"})
-    with _Transaction(connection):
+        session.insert(sql.ADD_TASKS, _rows(task.c, pairs, "id", new | contents))
+        session.insert(sql.ADD_TRIGGERS, _rows(trigger.c, pairs, "id", new | counts | {"status": "new"}))
+    with _Transaction(session.driver):
         due = {"kind": "nothing", "priority": 2, "now": now, "after_due": -1.0, "after_seq": -1, "most": len(seqs)}
-        ready = [(row[0], row[1]) for row in _run(connection, sql.READY, due)]
+        ready = [(row[0], row[1]) for row in session.rows(sql.READY, **due)]
         held = counts | {
             "status": "claimed",
             "fence": 1,
             "attempt": 1,
             "owner": "worker",
             "next_trigger_at": now + 300,
+            "lease_until": now + 300,
             "claimed_at": now,
         }
-        _each(connection, sql.SAVE, ready, "of_seq", "to_token", {f"to_{name}": value for name, value in held.items()})
-        _run(connection, sql.CONTENTS, {"seqs": listed}).fetchall()
-    with _Transaction(connection):
-        _run(connection, sql.BY_ID, {"ids": ids}).fetchall()
-        _run(connection, sql.RENEW, {"seqs": listed, "to_status": "processing", "now": now, "begun_at": now, "at": now})
-    with _Transaction(connection):
-        _run(connection, sql.BY_ID, {"ids": ids}).fetchall()
-        _run(connection, sql.END, {"seqs": listed, "to_status": "success"})
-        run = {"fence": 1, "attempt": 1, "outcome": "success", "at": now, "worker": "worker", "digest": bytes(16)} | {
+        session.update(sql.SAVE, _rows([*sql.SAVE.columns, sql.SAVE.key], ready, "token", held))
+        session.rows(sql.CONTENTS, seqs=seqs)
+    with _Transaction(session.driver):
+        session.rows(sql.BY_ID_LOCKED, ids=ids)
+        session.run(sql.RENEW, seqs=seqs, to_status="processing", now=now, begun_at=now, at=now)
+    with _Transaction(session.driver):
+        session.rows(sql.BY_ID_LOCKED, ids=ids)
+        session.run(sql.END, seqs=seqs, to_status="success", now=now)
+        ended = {"fence": 1, "attempt": 1, "outcome": "success", "at": now, "worker": "worker", "digest": bytes(16)} | {
             "claimed_at": now,
             "started_at": now,
             "heartbeat_at": now,
         }
-        _each(connection, sql.ADD_RUNS, pairs, "seq", "token", run)
+        session.insert(sql.ADD_RUNS, _rows(run.c, pairs, "token", ended))
 
 
-def _each(
-    connection: sqlite3.Connection,
-    statement: sql.Statement,
-    pairs: Sequence[tuple[int, str]],
-    first: str,
-    second: str,
-    values: Mapping[str, object],
-) -> None:
-    """Run the statement for each pair, whose values it calls `first` and `second`; names not in `values` are NULL."""
-    common = [values.get(name) for name in statement.names]
-    at, and_at = statement.names.index(first), statement.names.index(second)
-    rows = [common.copy() for _ in pairs]
-    for row, pair in zip(rows, pairs, strict=True):
-        row[at], row[and_at] = pair
-    connection.executemany(statement.sql, rows)
-
-
-def _run(connection: sqlite3.Connection, statement: sql.Statement, values: dict[str, object]) -> sqlite3.Cursor:
-    return connection.execute(statement.sql, statement.bound(values))
+def _rows(
+    columns: Iterable[Column[Any]], pairs: Sequence[tuple[int, str]], name: str, values: Mapping[str, object]
+) -> list[tuple[object, ...]]:
+    """Return a row for each pair, which is its `seq` and the value of the column `name`; all else is in `values`."""
+    names = [column.name for column in columns]
+    common = [values.get(name) for name in names]
+    at, and_at = names.index("seq"), names.index(name)
+    rows: list[tuple[object, ...]] = []
+    for common[at], common[and_at] in pairs:
+        rows.append(tuple(common))
+    return rows
 
 
 class _Transaction:

@@ -40,7 +40,7 @@ async def _measured(size: int, count: int) -> dict[str, tuple[float, float]]:
     """Return for each call the items a second, and the server's CPU in µs an item."""
     rates: dict[str, tuple[float, float]] = {}
     with Server.running() as server:
-        pool = [await _Caller.connected(server.url) for _ in range(CONNECTIONS)]
+        pool = [await Caller.connected(server.url) for _ in range(CONNECTIONS)]
 
         async def timed(call: str, path: str, bodies: Sequence[bytes]) -> list[Any]:
             waiting = iter(bodies)
@@ -74,14 +74,14 @@ def _each(batches: Sequence[Sequence[Any]], more: Callable[[Any], dict[str, str]
     return [[{"id": task["id"], "token": task["token"], **more(task)} for task in batch] for batch in batches]
 
 
-class _Caller:
+class Caller:
     """A connection that posts one request after the other."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._reader, self._writer, self._host = reader, writer, host
 
     @classmethod
-    async def connected(cls, url: str) -> "_Caller":
+    async def connected(cls, url: str) -> "Caller":
         address = urlsplit(url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         return cls(reader, writer, address.netloc)

@@ -1,4 +1,4 @@
-"""Leases in a loop over Amazon SQS: leasekit adds the lines with `lease`, `held` and the receive's last two.
+"""Leases in a loop over Amazon SQS: leasekit adds the lines with `lease`, `watch`, `held` and the receive's last two.
 
 The loop ends when a poll is empty. Queue and credentials are yours, or those of a test.
 Requires the extra sqs (in a clone: `pip install '.[sqs]'`), and AWS_DEFAULT_REGION.
@@ -11,9 +11,10 @@ import time
 
 import boto3
 
-from leasekit_sqs import lease
+from leasekit_sqs import lease, watch
 
 sqs = boto3.client("sqs")
+watch(sqs)  # before its first receive
 url = sqs.get_queue_url(QueueName=sys.argv[1])["QueueUrl"]
 
 

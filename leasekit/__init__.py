@@ -38,6 +38,7 @@ from leasekit.task import (
     Health,
     HistoryEntry,
     NewTask,
+    NodeInfo,
     Page,
     Polynomial,
     RetryPolicy,
@@ -56,9 +57,9 @@ from leasekit.worker import Worker
 __all__ = [
     "AlreadyDone", "BackendError", "Cancelled", "Client", "Closed", "ConfigError", "Draining", "Exponential", "Fatal",
     "FixedDelays", "Health", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "Lease", "LeaseError", "LeaseEvent",
-    "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease", "NewTask", "NotGranted",
-    "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError", "Refused", "RetryPolicy", "Scheduled",
-    "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo", "TaskOptions", "Tasks", "Throttled",
-    "TooLarge", "Unavailable", "UnknownScheme", "Untrusted", "Verdict", "Worker", "WorkerInfo", "connect", "lease",
-    "leased",
+    "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease", "NewTask", "NodeInfo",
+    "NotGranted", "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError", "Refused", "RetryPolicy",
+    "Scheduled", "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo", "TaskOptions", "Tasks",
+    "Throttled", "TooLarge", "Unavailable", "UnknownScheme", "Untrusted", "Verdict", "Worker", "WorkerInfo", "connect",
+    "lease", "leased",
 ]  # fmt: skip

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from leasekit import hooks
 from leasekit._arguments import check_ids, checked_status
 from leasekit._driver.connection import Connection
-from leasekit._driver.retrying import repeat_until_answered
+from leasekit._driver.retrying import patience, repeat_until_answered
 from leasekit._session import Session
-from leasekit.backend import Backend, Purger, Redriver, Scheduler, TaskSink, WorkerDirectory
+from leasekit.backend import Backend, NodeDirectory, Purger, Redriver, Scheduler, TaskSink, WorkerDirectory
 from leasekit.config import check_number
 from leasekit.errors import LeasekitError
-from leasekit.task import Purged, Redriven, Stats, Status, Vacuumed, WorkerInfo
+from leasekit.task import NodeInfo, Purged, Redriven, Stats, Status, Vacuumed, WorkerInfo
 
 T = TypeVar("T")
 
@@ -44,6 +44,17 @@ class Operating:
     async def aworkers(self) -> list[WorkerInfo]:
         """Do what `workers` does, from an event loop."""
         return await self._acall(self._worker_directory.workers)
+
+    def nodes(self) -> list[NodeInfo]:
+        """List the servers, and other processes that have the store open. Raises `LeasekitError` if the backend cannot.
+
+        A file, and a store in memory, have one. Those that have left stay in the list for ten minutes.
+        """
+        return self._call(self._node_directory.nodes)
+
+    async def anodes(self) -> list[NodeInfo]:
+        """Do what `nodes` does, from an event loop."""
+        return await self._acall(self._node_directory.nodes)
 
     def redrive(
         self,
@@ -225,8 +236,19 @@ class Operating:
             raise LeasekitError(f"{type(backend).__name__} cannot list its workers: ask the service itself")
         return backend
 
+    @property
+    def _node_directory(self) -> NodeDirectory:
+        backend = self._session.connection().backend
+        if not isinstance(backend, NodeDirectory):
+            raise LeasekitError(f"{type(backend).__name__} cannot list nodes: ask the service itself")
+        return backend
+
     def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
         return self._session.connection().run(repeat_until_answered(call, self._retry_for, at_most))
+
+    def __patience__(self, at_most: float | None) -> tuple[float, float]:
+        """Return for how long a call is repeated, and within how long each try must be answered, for leasekit's own."""
+        return patience(self._retry_for, at_most)
 
     async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
         return await self._session.connection().arun(repeat_until_answered(call, self._retry_for, at_most))

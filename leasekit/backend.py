@@ -10,7 +10,7 @@ Every call can be repeated: the second answer equals the first.
 `leasekit.testing.contract` has these rules as tests; subclass it for each adapter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -19,6 +19,7 @@ from leasekit.task import (
     Beat,
     Claimed,
     NewTask,
+    NodeInfo,
     Outcome,
     Page,
     Purged,
@@ -36,9 +37,10 @@ from leasekit.task import (
 )
 
 __all__ = [
-    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "NewTask", "Outcome", "Page", "Purged", "Purger",
-    "Redriven", "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink",
-    "Vacuumed", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
+    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "KindListener", "NameSource", "NewTask",
+    "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged", "Purger", "Redriven", "Redriver", "Scheduled",
+    "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed", "Verdict",
+    "VerdictWord", "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
 ]  # fmt: skip
 
 
@@ -144,10 +146,20 @@ class Scheduler(TaskSink, Protocol):
         status: Status | None = None,
         collection: str | None = None,
         worker: str | None = None,
+        newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """List the tasks that match all given filters, oldest first; `cursor` is that of the page before."""
+        """List the tasks that match all filters, oldest or `newest` first; `cursor` is that of the page before."""
+        ...
+
+
+@runtime_checkable
+class NameSource(Protocol):
+    """A backend that makes and claims the task of a name in one call."""
+
+    async def claim_name(self, task: NewTask, *, claim_id: str) -> Claimed:
+        """Do what `schedule` does with the task of a name, and what `claim` of its kind does with `wait` 0."""
         ...
 
 
@@ -164,11 +176,29 @@ class CancelSource(Protocol):
 
 
 @runtime_checkable
+class KindListener(Protocol):
+    """A backend that is told of all kinds of a worker, before its first claim: they may be claimed apart, or later."""
+
+    def hear_of(self, kinds: Collection[str]) -> None:
+        """Note that these kinds are all run here, whichever of them are claimed at present."""
+        ...
+
+
+@runtime_checkable
 class WorkerDirectory(Protocol):
     """A backend that also knows the workers of its tasks. Few services do, so this is a protocol of its own."""
 
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that hold leases, or called the service lately."""
+        ...
+
+
+@runtime_checkable
+class NodeDirectory(Protocol):
+    """A backend that also knows the nodes of its service: the processes that have the store open."""
+
+    async def nodes(self) -> list[NodeInfo]:
+        """List the nodes, also those that have left lately."""
         ...
 
 

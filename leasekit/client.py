@@ -68,8 +68,8 @@ def connect(
 
     Args:
         url_or_backend: The service: `http://host:port`, `sqlite:///file.db` (in the working directory),
-            `sqlite:////path/file.db`, `memory://`, the scheme of an installed adapter, or a backend object. None: the
-            URL in the environment variable `LEASEKIT_URL`.
+            `sqlite:////path/file.db`, `postgresql://host/database`, `memory://`, the scheme of an installed adapter, or
+            a backend object. None: the URL in the environment variable `LEASEKIT_URL`.
         heartbeats: The rhythm of heartbeats. If the service grants another ttl, the rhythm follows it.
         hooks: Callables that are called with each event.
         worker: The name under which this process claims. By default it has host, process and a random part, so that a
@@ -282,13 +282,17 @@ class Client(Operating):
         status: Status | None = None,
         collection: str | None = None,
         worker: str | None = None,
+        newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        """Return the tasks that match all arguments, oldest first; `cursor` is where an earlier page ended."""
+        """Return the tasks that match all arguments, oldest first, or with `newest=True` newest first.
+
+        `cursor` is where an earlier page of the same listing ended.
+        """
         status = checked_status(status)
         wanted = partial(self._scheduler.list_tasks, kind=kind, status=status, collection=collection, worker=worker)
-        return self._call(partial(wanted, cursor=cursor, limit=limit))
+        return self._call(partial(wanted, newest=newest, cursor=cursor, limit=limit))
 
     async def alist_tasks(
         self,
@@ -297,13 +301,14 @@ class Client(Operating):
         status: Status | None = None,
         collection: str | None = None,
         worker: str | None = None,
+        newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
         """Do what `list_tasks` does, from an event loop."""
         status = checked_status(status)
         wanted = partial(self._scheduler.list_tasks, kind=kind, status=status, collection=collection, worker=worker)
-        return await self._acall(partial(wanted, cursor=cursor, limit=limit))
+        return await self._acall(partial(wanted, newest=newest, cursor=cursor, limit=limit))
 
     def cancel(self, *task_ids: str) -> list[Verdict]:
         """Cancel tasks: at once if they wait; if they run, their holders are told to stop."""

@@ -129,7 +129,7 @@ class Settled(Event):
     verdict: str
     """`settled` or `gone`."""
     reason: str | None
-    """The reason, if the verdict is `gone`."""
+    """Why the verdict is `gone`; `dead` if the run was the task's last one, by a failure or a crash."""
     task: Task | None = field(default=None, repr=False)
     """The task itself."""
 

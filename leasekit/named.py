@@ -23,7 +23,7 @@ from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.retrying import call_once
 from leasekit._leased_run import LeasedRun, outcome_of
 from leasekit._session import Session
-from leasekit.backend import Backend, TaskSink
+from leasekit.backend import Backend, NameSource, TaskSink
 from leasekit.config import check_number
 from leasekit.errors import AlreadyDone, BackendError, ConfigError, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
@@ -50,6 +50,8 @@ class _Service(Protocol):
     def __schedule__(self, tasks: Sequence[NewTask], *, at_most: float | None) -> list[Scheduled]: ...
 
     async def __aschedule__(self, tasks: Sequence[NewTask], *, at_most: float | None) -> list[Scheduled]: ...
+
+    def __patience__(self, at_most: float | None) -> tuple[float, float]: ...
 
 
 def check_names(backend: Backend) -> None:
@@ -103,7 +105,8 @@ class _Name:
     def acquire(self, acquisition: "_Acquisition") -> None:
         """Wait until the name is granted. Raises `NotGranted`, `LeasekitError`, and `AlreadyDone` for a once."""
         connection, until = self._begin()
-        self._check_not_ended(self._service.__schedule__([self._new], at_most=self._wait)[0])
+        if _source(connection) is None:
+            self._check_not_ended(self._service.__schedule__([self._new], at_most=self._wait)[0].status)
         try:
             is_granted = connection.run(self._claim_until_granted(connection, acquisition, until))
         except BaseException:
@@ -111,13 +114,14 @@ class _Name:
             raise
         if not is_granted:
             with suppress(BackendError):
-                self._check_not_ended(self._service.__schedule__([self._task_if_lost()], at_most=0)[0])
+                self._check_not_ended(self._service.__schedule__([self._task_if_lost()], at_most=0)[0].status)
             raise self._timeout_error()
 
     async def aacquire(self, acquisition: "_Acquisition") -> None:
         """Do what `acquire` does, from an event loop."""
         connection, until = self._begin()
-        self._check_not_ended((await self._service.__aschedule__([self._new], at_most=self._wait))[0])
+        if _source(connection) is None:
+            self._check_not_ended((await self._service.__aschedule__([self._new], at_most=self._wait))[0].status)
         try:
             is_granted = await connection.arun(self._claim_until_granted(connection, acquisition, until))
         except BaseException:
@@ -125,20 +129,21 @@ class _Name:
             raise
         if not is_granted:
             with suppress(BackendError):
-                self._check_not_ended((await self._service.__aschedule__([self._task_if_lost()], at_most=0))[0])
+                self._check_not_ended((await self._service.__aschedule__([self._task_if_lost()], at_most=0))[0].status)
             raise self._timeout_error()
 
     def _begin(self) -> tuple[Connection, float]:
         """Return the connection, and until when the name is waited for. Raises `ConfigError`: no service of names."""
         connection = self._session.connection()
-        check_names(connection.backend)
+        if connection.name_source is None:
+            check_names(connection.backend)
         return connection, math.inf if self._wait is None else connection.clock.now() + self._wait
 
-    def _check_not_ended(self, scheduled: Scheduled) -> None:
+    def _check_not_ended(self, status: Status | None) -> None:
         """Raise `NotGranted` if waiting makes no sense, because the task of the name has ended."""
-        if scheduled.status.ended:
-            why = f"the lease of {self.name!r} can no longer be granted: its task is {scheduled.status}"
-            raise NotGranted(why, ended=scheduled.status)
+        if status is not None and status.ended:
+            why = f"the lease of {self.name!r} can no longer be granted: its task is {status}"
+            raise NotGranted(why, ended=status)
 
     def _timeout_error(self) -> NotGranted:
         return NotGranted(f"the lease of {self.name!r} is held by another process; waited for {self._wait:g} s")
@@ -146,6 +151,13 @@ class _Name:
     async def _claim_until_granted(self, connection: Connection, acquisition: "_Acquisition", until: float) -> bool:
         """Claim the name, in the driver's loop. Return False if it was not granted in time."""
         clock, keeper = connection.clock, connection.keeper
+        if (source := _source(connection)) is not None:
+            repeat_for, within = self._service.__patience__(self._wait)
+            leases, status = await keeper.claim_name(source, self._new, repeat_for=repeat_for, within=within)
+            if leases:
+                acquisition.take(connection, leases[0])
+                return True
+            self._check_not_ended(status)
         while not acquisition.given_up:
             left = max(0.0, until - clock.now())
             leases = await keeper.claim(
@@ -167,12 +179,18 @@ class _Name:
         """Raise what `_check_not_ended` does, between two polls; schedule the task anew if the service has lost it."""
         backend: Any = connection.backend  # a `TaskSink`: it has scheduled the name before
         with suppress(BackendError):  # the next poll is repeated for longer
-            self._check_not_ended((await call_once(lambda: backend.schedule([self._task_if_lost()]), within=_LOOK))[0])
+            again = await call_once(lambda: backend.schedule([self._task_if_lost()]), within=_LOOK)
+            self._check_not_ended(again[0].status)
 
     def _task_if_lost(self) -> NewTask:
         """Return the task of a name that the service may have lost: not due before the trust of its holder ends."""
         ttl = self._new.heartbeat_timeout
         return _task(self._new.kind, ttl, at=datetime.now(UTC) + timedelta(seconds=ttl))
+
+
+def _source(connection: Connection) -> NameSource | None:
+    """Return what makes and claims a name in one call; None if there is no such thing, or a tracer wants to see two."""
+    return None if connection.hooks.tracer is not None else connection.name_source
 
 
 def _task(kind: str, ttl: float, *, at: datetime | None = None) -> NewTask:
@@ -191,10 +209,10 @@ class _OnceName(_Name):
         outcome = outcome_of(held, error, interrupted)
         return "release" if outcome == "retry" else outcome
 
-    def _check_not_ended(self, scheduled: Scheduled) -> None:
-        if scheduled.status in (Status.SUCCESS, Status.FATAL_FAILURE):
-            raise AlreadyDone(f"{self.name!r} was run to its end before: {scheduled.status}")
-        super()._check_not_ended(scheduled)
+    def _check_not_ended(self, status: Status | None) -> None:
+        if status in (Status.SUCCESS, Status.FATAL_FAILURE):
+            raise AlreadyDone(f"{self.name!r} was run to its end before: {status}")
+        super()._check_not_ended(status)
 
 
 class _Acquisition:

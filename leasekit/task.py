@@ -14,8 +14,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 __all__ = [
-    "Beat", "Claimed", "Exponential", "FixedDelays", "Health", "HistoryEntry", "Name", "NewTask", "Outcome", "Page",
-    "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement",
+    "Beat", "Claimed", "Exponential", "FixedDelays", "Health", "HistoryEntry", "Name", "NewTask", "NodeInfo", "Outcome",
+    "Page", "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement",
     "Stats", "Status", "Task", "TaskDefaults", "TaskInfo", "TaskOptions", "Vacuumed", "Verdict", "VerdictWord",
     "WorkerInfo",
 ]  # fmt: skip
@@ -169,7 +169,7 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Instead of `at`: the task does not start before so many seconds have passed since the service accepted it."""
     after: Annotated[list[Name], Meta(max_length=100)] = []
     """Ids of tasks that must succeed before this task starts."""
-    dedupe_key: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    dedupe_key: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\u0000]+\Z")] | None = None
     """A kind has one task for each key: scheduling another returns the first."""
     dedupe_window: Seconds | None = None
     """Seconds for which the key counts, as long as the first task is kept; None: until that is deleted."""
@@ -279,6 +279,8 @@ class Claimed(Struct, frozen=True, kw_only=True):
     """The granted tasks; empty if no task was ready in time."""
     waited: float | None = 0.0
     """Seconds for which the request had waited at the service when it was granted; None: the service does not say."""
+    status: Status | None = None
+    """Of the task of a name, before it was granted; only in the answer to `claim_name`."""
 
 
 class Beat(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -459,6 +461,25 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """The kinds that the worker has claimed; None: the service does not say, or has heard no claim of the worker."""
     ttl: float | None = None
     """The shortest ttl of the leases that the worker holds; None: it holds none, or the service does not say."""
+
+
+class NodeInfo(Struct, frozen=True, kw_only=True):
+    """A server, or another process that has the store open itself."""
+
+    id: str
+    """Made anew at each start."""
+    name: str
+    """The machine and the process."""
+    version: str
+    """The version of leasekit."""
+    address: str | None
+    """Where the node serves clients over HTTP; None: it is a process that uses the store itself."""
+    started_at: Annotated[datetime, Meta(tz=True)]
+    """When the node opened the store."""
+    last_seen: Annotated[datetime, Meta(tz=True)]
+    """When the node gave its last sign, one of which comes each second."""
+    has_left: bool
+    """Whether the node has closed the store since then."""
 
 
 class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):

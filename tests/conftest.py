@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import certifi
 import pytest
@@ -22,6 +23,9 @@ from leasekit.hooks import Event
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+
+if TYPE_CHECKING:
+    from tests.postgres_server import PostgresServer
 
 # A shell ignores Ctrl-C in what it runs in the background, and tests send it: it is heard again here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -109,6 +113,17 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """More processes than cores: most tests wait for other processes, for disks, and for leases to end."""
     return 2 * (os.cpu_count() or 1)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> "Iterator[PostgresServer]":
+    """A PostgreSQL of this test process."""
+    from tests.postgres_server import PostgresServer  # most tests need neither it nor its libraries
+
+    server = PostgresServer()
+    server.start()
+    yield server
+    server.remove()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,8 +1,8 @@
 """What a page of docs/ has typed into a shell happens as it shows.
 
 The ```console blocks of a page are one session, in an empty folder that has the page's titled blocks as files. A block
-with `<!-- not run: reason -->` before it is left out. Lines below a `$ command` must be seen in that order among what
-is written from then on; `…` stands for anything.
+with `<!-- not run: reason -->` before it is left out. A page that uses LEASEKIT_STORE has an empty PostgreSQL.
+Lines below a `$ command` must be seen in that order among what is written from then on; `…` stands for anything.
 """
 
 import os
@@ -14,16 +14,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.postgres_server import PostgresServer
+
 DOCS = Path(__file__).parents[1] / "docs"
 FENCED = re.compile(r"(?P<before>^[^\n]*\n)```(?P<language>\w+)(?P<more>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
 PATIENCE = 240.0
-PORT = "8077"  # in the pages; here one that is free
+PORTS = "8077", "8078"  # in the pages; here some that are free
 LONG, SHORT = "240", "20"  # numbers that the tutorial counts: a reader needs time to kill the worker
 
 
@@ -55,12 +57,13 @@ PAGES = [path for path in sorted(DOCS.rglob("*.md")) if list(steps(path.read_tex
 class Shell:
     """A bash whose output is kept, and all that it has started."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._process = subprocess.Popen(
             ["bash", "--norc"],
             cwd=home,
-            env=os.environ | {"PATH": path},
+            # Two processes write to one terminal: without a buffer, one line could come between a text and its end.
+            env=os.environ | environment | {"PATH": path, "PYTHONUNBUFFERED": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -118,8 +121,20 @@ def free_port() -> str:
         return str(listener.getsockname()[1])
 
 
+@pytest.fixture
+def environment(path: Path) -> Iterator[dict[str, str]]:
+    """What the commands of a page find: a database, if the page needs one."""
+    if "LEASEKIT_STORE" not in "".join(step.command for step in steps(path.read_text(encoding="utf-8"))):
+        yield {}
+        return
+    server = PostgresServer()
+    server.start()
+    yield {"LEASEKIT_STORE": server.new_database()}
+    server.remove()
+
+
 def test_the_pages_that_promise_a_session_have_one() -> None:
-    assert {"tutorial.md", "configuring.md", "protocol.md", "operations.md", "adapters.md"} <= {
+    assert {"tutorial.md", "configuring.md", "protocol.md", "operations.md", "adapters.md", "postgresql.md"} <= {
         page.name for page in PAGES
     }
 
@@ -127,13 +142,15 @@ def test_the_pages_that_promise_a_session_have_one() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_what_is_typed_happens_as_it_shows(path: Path, tmp_path: Path) -> None:
-    page = path.read_text(encoding="utf-8").replace(PORT, free_port()).replace(LONG, SHORT)
+def test_what_is_typed_happens_as_it_shows(path: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
+    page = path.read_text(encoding="utf-8").replace(LONG, SHORT)
+    for port in PORTS:
+        page = page.replace(port, free_port())
     if absent := [tool for tool in ("bash", "curl") if f"{tool} " in f"bash {page}" and shutil.which(tool) is None]:
         pytest.skip(f"there is no {absent[0]} here")
     for name, text in files(page):
         (tmp_path / name).write_text(text, encoding="utf-8")
-    shell = Shell(tmp_path)
+    shell = Shell(tmp_path, environment)
     try:
         for step in steps(page):
             shell.type(step)

@@ -55,7 +55,9 @@ TOLD_ELSEWHERE = {
     *dir(backend.Backend),
     *dir(backend.Scheduler),
     *dir(backend.CancelSource),
+    *dir(backend.NameSource),
     *dir(backend.WorkerDirectory),
+    *dir(backend.NodeDirectory),
     *dir(backend.Redriver),
 }
 
@@ -129,8 +131,8 @@ def test_the_table_of_backends_has_what_each_declares() -> None:
     ours = {url.partition("://")[0]: open_backend(url, worker="docs") for url in URLS}  # opens nothing
     capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
     protocols = (
-        backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.WorkerDirectory, backend.Redriver,
-        backend.Purger,
+        backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.NameSource, backend.WorkerDirectory,
+        backend.NodeDirectory, backend.Redriver, backend.Purger,
     )  # fmt: skip
     rows = [
         ["", *ours],

@@ -47,13 +47,13 @@ LAYERS = {
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),
     "_session": Layer(VALUES | INSIDE | {"backend", "hooks", "registry"}, set()),
     "_operating": Layer(VALUES | INSIDE | {"backend", "hooks"}, set()),
-    "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "wire"}, {"anyio", "msgspec", "tenacity"}),
+    "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "wire"}, {"anyio", "msgspec"}),
     "task_iterator": Layer(VALUES | INSIDE, set()),
-    "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
-    "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec", "tenacity"}),
+    "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec"}),
+    "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec"}),
     "named": Layer(VALUES | INSIDE | {"backend", "lease"}, set()),
     "idle": Layer(INSIDE | {"config"}, set()),
-    "_worker": Layer(VALUES | INSIDE | SEAM | HANDLES | {"_worker"}, {"anyio", "msgspec", "tenacity"}),
+    "_worker": Layer(VALUES | INSIDE | SEAM | HANDLES | {"_worker"}, {"anyio", "msgspec"}),
     "worker": Layer({"_worker"}, set()),
     "_instruments": Layer({"hooks"}, {"opentelemetry"}),
     "telemetry": Layer(VALUES | SEAM | {"_instruments"}, {"msgspec", "opentelemetry"}),
@@ -227,4 +227,4 @@ def test_what_memory_is_made_of_needs_only_what_leasekit_itself_needs(module: st
 
 def test_a_server_of_tasks_in_memory_loads_no_database_and_one_in_a_file_only_what_it_needs() -> None:
     assert not {"alembic", "sqlalchemy"} & loaded("leasekit.server.http.app")
-    assert not {"alembic", "sqlalchemy.dialects.postgresql"} & loaded("leasekit.server.store.sql")
+    assert not {"alembic", "sqlalchemy.dialects.postgresql"} & loaded("leasekit.server.store.sqlite.store")

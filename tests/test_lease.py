@@ -22,7 +22,9 @@ import pytest
 
 import leasekit
 from leasekit import Cancelled, Client, Fatal, Heartbeats, IdleTimeout, LeaseLost, NotHeld, Task
+from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.reporting import encoding
+from leasekit._driver.reporting.outbox import Report
 from leasekit.backend import Capabilities
 from leasekit.errors import LeasekitError, Refused
 from leasekit.hooks import CancelRequested, Event, Lost, Renewed, ReportDelayed, Running, Sent, Settled, Tracer
@@ -1585,3 +1587,19 @@ def test_a_block_that_is_left_as_the_interpreter_ends_waits_for_no_answer() -> N
     command = [sys.executable, "-c", LEFT_OPEN]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (0, "its block is left, "), ended.stderr
+
+
+def test_a_run_that_is_over_leaves_no_work_to_the_garbage_collector(service: MemoryService) -> None:
+    def there() -> int:
+        return sum(isinstance(thing, (HeldLease, Report)) for thing in gc.get_objects())
+
+    with Client(MemoryBackend(service, worker="w")) as client:
+        gc.collect()
+        gc.disable()
+        before = there()  # what failed tests have left
+        try:
+            with client.once("name"):
+                pass
+            eventually(lambda: there() <= before)
+        finally:
+            gc.enable()

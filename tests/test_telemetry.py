@@ -709,7 +709,10 @@ def test_the_log_of_a_lease_in_trouble_carries_the_same(event: Event, caplog: py
         lambda: leasekit.connect(f"nosuch://user:{CANARY}@host/db"),
         lambda: leasekit.connect(f"http://user:{CANARY}@host"),
         lambda: leasekit.connect(f"memory://user:{CANARY}@host"),
-        lambda: open_store(f"postgresql://user:{CANARY}@host/db"),
+        lambda: open_store(f"nosuch://user:{CANARY}@host/db"),
+        lambda: open_store(f"postgresql://user:{CANARY}@127.0.0.1:1/db").open(),
+        lambda: open_store(f"postgresql://user:{CANARY}@127.0.0.1:port/db").open(),
+        lambda: open_store(f"postgresql://user:{CANARY}@host/db?colour=red"),
     ],
 )
 def test_a_password_in_an_address_is_not_repeated(open_it: Callable[[], Any], gathered: Gathered) -> None:

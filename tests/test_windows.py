@@ -8,7 +8,7 @@ import pytest
 # Libraries are imported before: they know Windows, but not without its modules of the standard library.
 AS_ON_WINDOWS = """
 import asyncio, importlib.metadata, os, signal, sys, time
-import anyio, httpx, msgspec, tenacity, typer
+import anyio, httpx, msgspec, typer
 
 for module, names in {
     os: ("fork", "register_at_fork"),

@@ -6,7 +6,7 @@ nearly as long.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,6 +36,8 @@ class Call:
 
     operation: str
     params: Mapping[str, Any]
+    leaving: Callable[[], object] | None = None
+    """Called when the request is about to leave: what it raises is raised, and the request does not leave."""
 
 
 class BotoClients:
@@ -57,11 +59,13 @@ class BotoClients:
         self._making = threading.Lock()
         self._ids: OrderedDict[str, int] = OrderedDict()  # of the latest answers, guarded by …
         self._noting = threading.Lock()
+        self._sending = threading.local()  # the call of each thread
 
     def send(self, call: Call, *, is_poll: bool = False) -> dict[str, Any]:
         """Make a call and return the service's answer. Blocks; raises `BackendError` and nothing else."""
         try:
             client = self._client(is_poll=is_poll)
+            self._sending.call = call
             answer: object = getattr(client, call.operation)(**call.params)
         except Exception as error:  # botocore also lets errors of sockets and of its own parsing through
             self._refuse_repeated(call, _request_id(getattr(error, "response", None)), is_poll=is_poll)
@@ -106,9 +110,16 @@ class BotoClients:
             config, verify = self._like.meta.config.merge(config), verify_of(self._like)
         # A session of its own, because boto3's default session is not safe among threads.
         self._session = self._session or (boto3.session.Session() if self._like is None else _session_of(self._like))
-        return self._session.client(
+        client = self._session.client(
             self._service, region_name=region, endpoint_url=endpoint, config=config, verify=verify
         )
+        client.meta.events.register("before-send", self._ask_before_leaving)
+        return client
+
+    def _ask_before_leaving(self, **_: Any) -> None:
+        """Ask whether a request may still leave, now that it is signed: new credentials may have taken a minute."""
+        if (leaving := self._sending.call.leaving) is not None:
+            leaving()
 
 
 def credentials_of(client: Any) -> Any:

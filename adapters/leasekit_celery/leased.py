@@ -22,6 +22,7 @@ import math
 import os
 import sys
 from contextlib import suppress
+from traceback import walk_tb
 from typing import Any, Literal, NoReturn, cast
 
 from celery import Celery, Task, signals, states
@@ -62,6 +63,7 @@ _RUN = "leasekit_run"  # attribute of a request: its `_Run`
 _ASKED = "leasekit_asked"  # attribute of a request: its lease was asked for
 # Attribute of a request whose run has sent a retry, or its replacement: whether that carries a higher number.
 _HAS_SUCCESSOR = "leasekit_has_successor"
+_UNSENT = "leasekit_unsent"  # attribute of a `Reject`: Celery raises it for a retry that the broker does not accept
 # A task's `track_started` once `stores_started` has its value: false, so that Celery does not store STARTED for copies.
 _TAKEN_OVER: Any = ()
 _SHOWN = ("argsrepr", "kwargsrepr")  # arguments as logs show them, if the sender has set them
@@ -165,6 +167,9 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         except Retry:
             setattr(self.request, _HAS_SUCCESSOR, True)
             raise
+        except Reject as unsent:
+            setattr(unsent, _UNSENT, True)
+            raise
         setattr(self.request, _HAS_SUCCESSOR, True)
         return retry
 
@@ -190,15 +195,25 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             result = body(*args, **kwargs)
         except BaseException as error:
             if held.lost or not (children.is_for_main(error) or _is_end(self, error)):
-                if isinstance(error, (Retry, Ignore)):
-                    self._note_end(request)
-                _leave_lease(request, error)
+                self._give_lease_up(request, error)
             raise
         finally:
             current.set(outer)
-        if held.lost:
+        if held.lost and not hasattr(request, _HAS_SUCCESSOR):
             self._check_not_taken(held, request)
         return result
+
+    def _give_lease_up(self, request: Any, error: BaseException) -> None:
+        """Leave the lease before Celery deals with `error`. Raises `LeaseLost` if the message must come again."""
+        has_sent = isinstance(error, (Retry, Ignore)) and hasattr(request, _HAS_SUCCESSOR)
+        if has_sent:
+            self._note_end(request)
+        try:
+            _leave_lease(request, error)
+        except LeaseLost as lost:
+            if self.acks_late and not has_sent:
+                raise
+            logger.warning("task %s may run again, though it has ended: %s", request.id, lost)
 
     def _check_not_taken(self, held: Lease, request: Any) -> None:
         """Leave a lost lease and raise `LeaseLost`, unless the service says that no other run has begun since.
@@ -209,6 +224,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         try:
             info = self.app.Task.leases.get(task_id)
         except LeasekitError as error:
+            if not self.acks_late:  # the message does not come again
+                return
             why = f"the service does not say whether another run has begun: {error}"
         else:
             if info is not None and info.fence == held.fence and not info.status.ended:
@@ -355,11 +372,17 @@ def _acks_failure(task: Any) -> bool:
 
 def _is_end(task: Any, error: BaseException) -> bool:
     """Return whether a task that raises this has ended: its message does not come again, and nothing goes on for it."""
-    if isinstance(error, Reject):
-        return not error.requeue
+    if isinstance(error, Reject):  # a broker that is away does not take the rejection either
+        return not (error.requeue or hasattr(error, _UNSENT))
     if isinstance(error, Ignore):  # the task dismisses its message; `replace` raises it too
         return not hasattr(task.request, _HAS_SUCCESSOR)
     return isinstance(error, Exception) and not isinstance(error, (Retry, LeaseLost)) and _acks_failure(task)
+
+
+def _is_handled(task: Any, error: BaseException) -> bool:
+    """Return whether the task's `on_failure` has raised this: Celery calls it once the failure is stored."""
+    handler = getattr(task.on_failure, "__code__", None)
+    return any(frame.f_code is handler for frame, _ in walk_tb(error.__traceback__))
 
 
 class _Run:
@@ -382,8 +405,10 @@ class _Run:
 
 
 def _leave_lease(request: Any, error: BaseException | None) -> None:
+    """Leave the lease of a run that ended with `error`, which a soft time limit does not replace: a retry is sent."""
     run: _Run = vars(request).pop(_RUN)
-    run.leave(error)
+    with suppress(SoftTimeLimitExceeded):  # while the answer is waited for
+        run.leave(error)
 
 
 def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
@@ -401,10 +426,10 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
         return
     error: BaseException | None = None
     if broken_off_by is not None and broken_off_by is not run.outer:
-        # Celery acknowledges a failure also if a handler of it raises (`on_failure`): there is no state then.
-        has_failed = state is None and not hasattr(request, _HAS_SUCCESSOR)
+        # Celery acknowledges a failure also if a handler of it raises (`on_failure`).
+        has_failed = _is_handled(task, broken_off_by) and not hasattr(request, _HAS_SUCCESSOR)
         is_end = has_failed and not isinstance(broken_off_by, MemoryError) and _is_end(task, broken_off_by)
-        # Otherwise the callbacks may not be sent: the task runs again if redelivered.
+        # Otherwise its result is not stored, or its callbacks are not sent: the task runs again if redelivered.
         error = Fatal(repr(broken_off_by)) if is_end else broken_off_by
     elif hasattr(request, _HAS_SUCCESSOR):  # `retry(throw=False)`: the task goes on, whatever this run returned
         task._note_end(request)

@@ -156,6 +156,10 @@ class Leases(Middleware):
             lease.__exit__(None if exception is None else type(exception), exception, None)
         except LeaseLost as lost:
             logger.warning("message %s may run again: %s", message.message_id, lost)
+        except Interrupt as error:
+            # Raised from here, it would keep the other middleware from retrying a message that is acknowledged then.
+            why = str(error) or type(error).__name__
+            logger.warning("the lease of message %s is left without an answer: %s", message.message_id, why)
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Connect again if the workers before this one have all been shut down.

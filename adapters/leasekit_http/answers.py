@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from leasekit.errors import ProtocolError
-from leasekit.task import Claimed, Redriven, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
+from leasekit.task import Claimed, NodeInfo, Redriven, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
 T = TypeVar("T")
@@ -98,6 +98,12 @@ class WorkersPage(msgspec.Struct):
     cursor: str | None = None
 
 
+class Nodes(msgspec.Struct):
+    """The list of nodes."""
+
+    nodes: list[NodeInfo]
+
+
 class StatsPage(Stats, frozen=True, kw_only=True):
     """A page of the counts, by kind."""
 
@@ -105,6 +111,7 @@ class StatsPage(Stats, frozen=True, kw_only=True):
 
 
 STATS = msgspec.json.Decoder(StatsPage)
+NODES = msgspec.json.Decoder(Nodes)
 WORKERS = msgspec.json.Decoder(WorkersPage)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)
 _REDRIVEN = msgspec.json.Decoder(Redriven)

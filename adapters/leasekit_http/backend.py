@@ -20,6 +20,7 @@ from leasekit.task import (
     Beat,
     Claimed,
     NewTask,
+    NodeInfo,
     Page,
     Purged,
     Redriven,
@@ -169,6 +170,9 @@ class HttpBackend:
     async def workers(self) -> list[WorkerInfo]:
         return [worker for page in await self._pages("/v1/workers", answers.WORKERS) for worker in page.workers]
 
+    async def nodes(self) -> list[NodeInfo]:
+        return (await self._get("/v1/nodes", answers.NODES)).nodes
+
     async def purge(self, **options: Any) -> Purged:
         return await self._operate("/v1/tasks/purge", options, _PURGED)
 
@@ -230,7 +234,9 @@ class HttpBackend:
         except Refused as refused:
             raise _moved(refused, by=first) from None
 
-    async def list_tasks(self, *, limit: int = 100, **filters: str | None) -> Page:
+    async def list_tasks(self, *, newest: bool = False, limit: int = 100, **filters: str | None) -> Page:
+        if newest:
+            filters["newest"] = "true"
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in filters.items() if value is not None)
         return await self._get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), _PAGE)
 

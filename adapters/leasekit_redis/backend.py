@@ -12,6 +12,7 @@ from datetime import date
 from typing import Any, ParamSpec
 
 from msgspec import msgpack
+from msgspec.structs import replace
 
 from leasekit.backend import Capabilities, check_limit, checked
 from leasekit.errors import BackendError, Refused
@@ -49,8 +50,8 @@ from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.errors import bearing
 from leasekit_redis.id_index import IdIndex
-from leasekit_redis.intake import Intake
-from leasekit_redis.maintenance import Maintenance
+from leasekit_redis.intake import Intake, new_record
+from leasekit_redis.maintenance import INTERVAL, Maintenance
 from leasekit_redis.purging import Purging
 from leasekit_redis.reading import Reading
 from leasekit_redis.records import Cancelled, decode
@@ -113,6 +114,18 @@ class RedisBackend:
         if unnoted := self._register.not_noted(task.kind for task in claimed.tasks):
             self._start(self._register.note, unnoted)  # maintenance of a quiet kind is rare, and is needed soon now
         return claimed
+
+    async def claim_name(self, task: NewTask, *, claim_id: str) -> Claimed:
+        if self._link.is_one_server:
+            (item,) = checked(ScheduleRequest, {"tasks": [task]}, dependencies=True).tasks
+            asked = ClaimRequest(worker=self._worker, kinds=[task.kind], limit=1, wait=0, claim_id=claim_id)
+            self._ensure_maintenance()
+            claimed = await self._claims.claim_name(asked, new_record(item, task.kind), soon=round(1000 * INTERVAL))
+            if claimed is not None:
+                return claimed
+        (scheduled,) = await self.schedule([task])
+        claimed = await self.claim([task.kind], limit=1, wait=0, claim_id=claim_id)
+        return replace(claimed, status=scheduled.status)
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         if not beats:
@@ -249,8 +262,14 @@ class RedisBackend:
         errand.add_done_callback(self._errands.discard)
 
     async def list_tasks(
-        self, *, kind: str | None = None, cursor: str | None = None, limit: int = 100, **filters: str | None
+        self,
+        *,
+        kind: str | None = None,
+        newest: bool = False,
+        cursor: str | None = None,
+        limit: int = 100,
+        **filters: str | None,
     ) -> Page:
         check_limit("limit", limit)
         wanted = {name: str(value) for name, value in filters.items() if value is not None}
-        return await self._reading.page(wanted, kind=kind, cursor=cursor, limit=limit)
+        return await self._reading.page(wanted, kind=kind, newest=newest, cursor=cursor, limit=limit)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Raw, msgpack
+from msgspec.structs import replace
 
 from leasekit.errors import ProtocolError, Unavailable
 from leasekit.task import Claimed, Task
@@ -16,9 +17,10 @@ from leasekit.wire import MAX_WAIT, ClaimRequest
 from leasekit_redis import decoding
 from leasekit_redis.client import MOST, Link
 from leasekit_redis.clocks import Clocks
+from leasekit_redis.intake import answer_of
 from leasekit_redis.lru import LRU
-from leasekit_redis.records import Grants, decode
-from leasekit_redis.scripts import ASIDE, CLAIM
+from leasekit_redis.records import Grants, Named, NewRecord, decode, encode
+from leasekit_redis.scripts import ASIDE, CLAIM, CLAIM_NAME
 from leasekit_redis.waiting import Wakes
 
 logger = logging.getLogger("leasekit")
@@ -28,6 +30,7 @@ _SOONEST = 0.001
 _AWAY = 5.0  # seconds until a shard that failed is asked again while another serves
 _UNHEARD = 100  # unanswered claims of one kind that are recalled when its shard answers again
 _GRANTS = msgpack.Decoder(Grants)
+_NAMED = msgpack.Decoder(Named)
 _FIELDS = msgpack.Decoder(list[Raw])
 _ANY = msgpack.Decoder()
 _NOTHING = {"limit": 0, "seed": "", "waited": 0, "waiter": None, "wait": 0}  # the other fields of a recall
@@ -141,6 +144,30 @@ class Claims:
                 pause = min(found.next, _LOOK * (0.5 + random.random()))  # noqa: S311 - not in step with others
                 told = await waiter.wait(min(max(pause, _SOONEST), max(deadline - time.monotonic(), 0.0)))
                 looked_at = [kind for kind in kinds if kind in {self._told_as.get(key) for key in told}] or kinds
+
+    async def claim_name(self, asked: ClaimRequest, record: NewRecord, *, soon: int) -> Claimed | None:
+        """Make and claim the task of a name in one script; None if that takes more than one.
+
+        `soon`: the milliseconds until its kind is due for maintenance.
+        """
+        (kind,) = asked.kinds
+        now = time.monotonic()
+        sweep = _Sweep(asked, now, now)
+        request = {**sweep.request(now), "kind": kind, "tasks": [record], "soon": soon, **self._clocks.known(kind)}
+        keys = self._link.keys
+        try:
+            shared = (keys.kinds, keys.register[keys.part(kind)])
+            raw = await self._link.run_for_name(kind, CLAIM_NAME, shared, encode(request))
+        except ProtocolError:
+            return None
+        if raw is None:
+            return None
+        named: Named = decode(raw, _NAMED)
+        self._heard(kind, str(self._link.address), asked.claim_id)
+        if not named.grants.is_repeat:
+            self._clocks.told(kind, named.grants.now, asked_at=now, steps_back=named.grants.steps_back)
+        sweep.add(named.grants, await self._readable(named.grants.tasks, kind))
+        return replace(sweep.found().claimed, status=answer_of(named.added[0]).status)
 
     def _conclude(self, asked: ClaimRequest, found: _Found) -> Claimed:
         """Return the answer to a claim; remember to end the claim at each kind that has failed to answer."""

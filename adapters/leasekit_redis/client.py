@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
+import hiredis
 from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -65,6 +66,51 @@ class _Subscriber(_Client, Protocol):
     def pubsub(self) -> PubSub: ...
 
 
+_pack: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
+
+
+class _Direct(Redis):
+    """A client that runs scripts on connections that it keeps: the way through the pool costs more than a script.
+
+    As there, a call whose connection breaks is made once more, and then on a connection that was checked.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        theirs = cast("Any", super())  # redis-py leaves its types open
+        theirs.__init__(**settings)
+        self._pool: Any = self.connection_pool
+        self._theirs: Any = theirs.execute_command
+        self._kept: list[Any] = []  # connections, open and without a call
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        if not str(args[0]).startswith("EVAL"):
+            return await self._theirs(*args, **options)
+        packed: bytes = _pack(args)
+        try:
+            return await self._ask(packed)
+        except exceptions.ConnectionError:
+            while self._kept:
+                await self._pool.release(self._kept.pop())
+            return await self._ask(packed)
+
+    async def _ask(self, packed: bytes) -> Any:
+        connection: Any = None
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                connection = self._kept.pop() if self._kept else await self._pool.get_connection()
+                connection.socket_timeout = None  # the one above is enough
+                await connection.send_packed_command(packed, check_health=False)
+                return await connection.read_response()
+        except TimeoutError:
+            raise exceptions.TimeoutError(f"no answer within {_TIMEOUT:g} s") from None
+        finally:
+            if connection is not None and connection.is_connected:
+                self._kept.append(connection)
+            elif connection is not None:
+                connection.socket_timeout = _TIMEOUT
+                await self._pool.release(connection)
+
+
 class _OfSentinels:
     """A client of the primary that Sentinels name; each new connection asks them."""
 
@@ -80,7 +126,9 @@ class _OfSentinels:
         }
         # redis-py leaves its types open.
         self._sentinel = cast("Any", Sentinel(address.hosts, sentinel_kwargs=asking))  # type: ignore[no-untyped-call]
-        self._primary = cast("_Subscriber", self._sentinel.master_for(address.primary, db=address.db, **settings))
+        self._primary = cast(
+            "_Subscriber", self._sentinel.master_for(address.primary, _Direct, db=address.db, **settings)
+        )
         self.execute_command = self._primary.execute_command
         self.pubsub = self._primary.pubsub
 
@@ -135,6 +183,8 @@ class Link:
     def __init__(self, address: Address) -> None:
         self.address = address
         self.keys = Keys(address.prefix)
+        self.is_one_server = not address.is_cluster
+        """Whether one server has all keys; behind a proxy it may turn out that several have them."""
         self._session: _Session | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -145,6 +195,14 @@ class Link:
 
     async def run_for(self, kind: str, script: Script, argument: object) -> bytes | None:
         return await self.run(script, self.keys.of_kind(kind), encode(argument))
+
+    async def run_for_name(self, name: str, script: Script, shared: Sequence[bytes], argument: bytes) -> bytes | None:
+        """Run a script of a name that also has keys which all kinds share. Raises `ProtocolError` if it cannot."""
+        try:
+            return await self.run(script, (*self.keys.of_kind(name), *shared), argument)
+        except ProtocolError:
+            self.is_one_server = False
+            raise
 
     async def run(self, script: Script, keys: Sequence[bytes], *arguments: bytes) -> bytes | None:
         """Run a script and return its answer: one round trip, two if Redis does not know the script (any longer)."""
@@ -191,7 +249,7 @@ class Link:
         session.calls += 1
         try:
             answer = await ask(session.client)
-            if str(self.address) not in _looked_at:
+            if not session.has_served and str(self.address) not in _looked_at:
                 _looked_at.add(str(self.address))
                 await _warn_if_forgetful(session.client, self.address)
         except (exceptions.RedisError, asyncio.CancelledError) as error:
@@ -263,6 +321,8 @@ class Link:
 
     async def _open_session(self) -> _Session:
         self._begin_anew_in_new_loop()
+        if self._session is not None and not self._is_closed:
+            return self._session
         async with self._opening:
             if self._is_closed:
                 raise Unavailable(f"the connection to {self.address} was closed")
@@ -286,9 +346,9 @@ async def _new_client(address: Address) -> _Client:
     if address.primary is not None:
         return _OfSentinels(address)
     if address.socket is not None:
-        return cast("_Client", Redis(unix_socket_path=address.socket, db=address.db, **_client_settings(address)))
+        return cast("_Client", _Direct(unix_socket_path=address.socket, db=address.db, **_client_settings(address)))
     ((host, port),) = address.hosts
-    return cast("_Client", Redis(host=host, port=port, db=address.db, **_client_settings(address)))
+    return cast("_Client", _Direct(host=host, port=port, db=address.db, **_client_settings(address)))
 
 
 async def _warn_if_forgetful(client: _Client, address: Address) -> None:

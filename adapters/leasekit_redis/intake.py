@@ -35,7 +35,7 @@ class Intake:
     async def schedule(self, tasks: Sequence[NewTaskItem]) -> list[Scheduled]:
         """Schedule tasks; return an answer for each, in order. They are then as durable as anything in this Redis."""
         made_up = iter(uuid7s(sum(task.id is None for task in tasks), time.time()))
-        records = [_record(task, task.id or next(made_up)) for task in tasks]
+        records = [new_record(task, task.id or next(made_up)) for task in tasks]
         kinds = [task.kind for task in tasks]
         answers: list[Scheduled | None] = [None] * len(tasks)
         # First, so that a repeat with a dedupe key takes no place in the register.
@@ -121,7 +121,7 @@ class Intake:
                 raise ProtocolError(f"Redis gave {len(added_tasks)} answers for {len(some)} tasks")
             for at, added in zip(some, added_tasks, strict=True):
                 if isinstance(added, Added):
-                    answers[at] = _scheduled(added)
+                    answers[at] = answer_of(added)
 
         async def ask_all(kind: str, some: Sequence[int]) -> None:
             for part in in_parts(some):
@@ -143,7 +143,8 @@ class Intake:
         return Scheduled(id=record.id, created=False, status=status, conflict=True)
 
 
-def _scheduled(added: Added) -> Scheduled:
+def answer_of(added: Added) -> Scheduled:
+    """Return the answer for a task; raise `ProtocolError` if its status is not known."""
     try:
         status = Status(added.status)
     except ValueError:
@@ -154,7 +155,8 @@ def _scheduled(added: Added) -> Scheduled:
 _DEFAULT_POLICY = Exponential()
 
 
-def _record(task: NewTaskItem, task_id: str) -> NewRecord:
+def new_record(task: NewTaskItem, task_id: str) -> NewRecord:
+    """Return the record of a task that is to be scheduled under this id."""
     stored = Stored(payload=task.payload, collection=task.collection, traceparent=traceparent(task.traceparent))
     return NewRecord(
         id=task_id,

@@ -20,6 +20,8 @@ OF_A_KIND = (
     "gated", "awaited", "ending", "damaged",
 )  # fmt: skip
 
+_OF_A_KIND = tuple(name.encode() for name in OF_A_KIND)
+
 # Characters that would end a hash tag early, or make an empty one.
 _ESCAPED = str.maketrans({"%": "%25", "{": "%7B", "}": "%7D"})
 
@@ -39,7 +41,8 @@ class Keys:
     def of_kind(self, kind: str) -> tuple[bytes, ...]:
         known = self._known.get(kind)
         if known is None:
-            known = tuple(self.one(kind, name) for name in OF_A_KIND)
+            tagged = self.one(kind, "")
+            known = tuple(tagged + name for name in _OF_A_KIND)
             self._known[kind] = known
         return known
 

@@ -15,17 +15,17 @@ from functools import partial
 import msgspec
 from msgspec import msgpack
 
-from leasekit.errors import BackendError
+from leasekit.errors import BackendError, ProtocolError
 from leasekit.wire import NewTaskItem
 from leasekit_redis import decoding
-from leasekit_redis.client import Link
+from leasekit_redis.client import Link, in_parts
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.intake import Intake
 from leasekit_redis.keys import is_name
 from leasekit_redis.records import Dropped, MaintenanceWork, decode, encode
-from leasekit_redis.scripts import ASIDE, COUNT_CLIENTS, DROP, MAINTAIN
+from leasekit_redis.scripts import ASIDE, COUNT_CLIENTS, DROP, FORGET_EACH, MAINTAIN
 
 logger = logging.getLogger("leasekit")
 
@@ -35,6 +35,7 @@ _ROUNDS = 100  # scripts for one kind in one run: the rest is left to the next r
 _KINDS = 1000  # kinds that are looked up at once
 _DROPPED = 50  # tasks that one script deletes: some 2 ms
 _COUNT = msgpack.Decoder(int)
+_FORGOTTEN = msgpack.Decoder(list[bool | None])
 _DROPPED_ANSWER = msgpack.Decoder(Dropped)
 _WORK = msgpack.Decoder(MaintenanceWork)
 _successor = msgspec.json.Decoder(NewTaskItem).decode
@@ -70,7 +71,7 @@ class Maintenance:
         self._clients = decode(await self._link.run(COUNT_CLIENTS, [self._link.keys.clients], argument), _COUNT)
         failures: list[BackendError] = []
         while (due := await self._register.due_kinds(interval=interval, limit=_KINDS)).kinds:
-            for kind in due.kinds:
+            for kind in await self._without_old_names(due.kinds):
                 try:
                     due_at = await self.maintain(kind)
                 except BackendError as error:  # a part of a cluster may be away for long: the other parts go on
@@ -80,6 +81,20 @@ class Maintenance:
                     await self._register.reschedule_kind(kind, own_until=due.own_until, due_at=due_at)
         if failures:
             raise failures[0]
+
+    async def _without_old_names(self, kinds: Sequence[str]) -> Sequence[str]:
+        """Forget the names among these kinds that were kept long enough, many in one script; return the other kinds."""
+        keys, gone = self._link.keys, set[str]()
+        for names in in_parts([kind for kind in kinds if is_name(kind)] if self._link.is_one_server else ()):
+            arguments = [{"name": name, "retention": self._retention, "part": keys.part(name) + 1} for name in names]
+            script_keys = (*(keys.one(name, "meta") for name in names), keys.kinds, *keys.register)
+            try:
+                answers = decode(await self._link.run(FORGET_EACH, script_keys, *map(encode, arguments)), _FORGOTTEN)
+            except ProtocolError:
+                self._link.is_one_server = False
+                break
+            gone.update(name for name, is_forgotten in zip(names, answers, strict=True) if is_forgotten)
+        return [kind for kind in kinds if kind not in gone]
 
     async def maintain(self, kind: str) -> int | None:
         """Expire leases, wake claims, schedule successors, release waiting tasks, and delete old tasks of a kind.

@@ -57,34 +57,41 @@ class Reading:
             raise ProtocolError(decoding.damage(task_id, kind, row))
         return decoding.info(row, kind)
 
-    async def page(self, wanted: dict[str, str], *, kind: str | None, cursor: str | None, limit: int) -> Page:
-        """Return tasks that match, oldest first, without history; fewer if their values are large, or damaged."""
+    async def page(
+        self, wanted: dict[str, str], *, kind: str | None, newest: bool = False, cursor: str | None, limit: int
+    ) -> Page:
+        """Return tasks that match, oldest or newest first, without history; fewer if large or damaged."""
         place = _parse_cursor(cursor)
         kinds = await self._register.kinds() if kind is None else [kind]
         shown: list[tuple[_Place, Row]] = []
         for name in kinds:
             # Only as many rows as may be shown are kept in memory, however many kinds there are.
             try:
-                rows = [(_Place(row.state.seq, name), row) async for row in self._rows(name, wanted, place, limit + 1)]
+                found = self._rows(name, wanted, place, limit + 1, newest=newest)
+                rows = [(_Place(row.state.seq, name), row) async for row in found]
             except ProtocolError as error:
                 if kind is not None:
                     raise
                 logger.error("kind %r is left out of a listing: %s", name, error)
                 continue
-            shown = sorted(shown + rows, key=lambda entry: entry[0])[: limit + 1]
+            shown = sorted(shown + rows, key=lambda entry: entry[0], reverse=newest)[: limit + 1]
         tasks = [info for at, row in shown[:limit] for info in self._readable(row, at.kind)]
         for task in tasks:
             task.history.clear()
         last = shown[limit - 1][0] if len(shown) > limit else None
         return Page(tasks=tasks, cursor=None if last is None else f"{last.seq}/{last.kind}")
 
-    async def _rows(self, kind: str, wanted: dict[str, str], place: _Place | None, limit: int) -> AsyncIterator[Row]:
-        after: str | None = "-inf"
+    async def _rows(
+        self, kind: str, wanted: dict[str, str], place: _Place | None, limit: int, *, newest: bool
+    ) -> AsyncIterator[Row]:
+        after: str | None = "+inf" if newest else "-inf"
         if place is not None:
-            # Of two tasks with the same number, the one whose kind sorts first is shown first.
-            after = f"{'' if kind > place.kind else '('}{place.seq}"
+            # Of two tasks with the same number, the one whose kind sorts first is shown first (newest first: last).
+            is_later = kind < place.kind if newest else kind > place.kind
+            after = f"{'' if is_later else '('}{place.seq}"
         while after is not None and limit > 0:
-            rows: Rows = decode(await self._link.run_for(kind, PAGE, {**wanted, "after": after, "limit": limit}), _ROWS)
+            argument = {**wanted, "newest": newest, "after": after, "limit": limit}
+            rows: Rows = decode(await self._link.run_for(kind, PAGE, argument), _ROWS)
             for raw in rows.tasks:
                 try:
                     yield decode(raw, _ONE)

@@ -80,6 +80,13 @@ class Grants(Struct):
     steps_back: int | None = None
 
 
+class Named(Struct, array_like=True):
+    """The answer to a claim of a name: how its task was, and its grant."""
+
+    added: list[Added]
+    grants: Grants
+
+
 class Result(Struct, omit_defaults=True):
     """The result of a run, as a holder settles it."""
 

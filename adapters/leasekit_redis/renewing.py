@@ -26,6 +26,7 @@ from leasekit_redis.client import LARGE, MOST, Link, in_parts
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.id_index import IdIndex
+from leasekit_redis.keys import is_name
 from leasekit_redis.records import Heard, Result, decode, encode
 from leasekit_redis.scripts import BEAT, BEAT_EACH, SETTLE, Script
 
@@ -59,7 +60,7 @@ class Renewing:
         self._deliver = deliver
         self._dependencies = dependencies
         self._random = chance
-        self._is_one_server = not link.address.is_cluster  # or a proxy, which may refuse scripts of several kinds
+        self._retention = round(1000 * link.address.retention)
 
     async def beat(self, beats: Sequence[BeatItem]) -> list[Verdict]:
         items: list[tuple[Any, ...]] = [
@@ -74,7 +75,7 @@ class Renewing:
             return decoding.beaten([item[0] for item in batch], words)
 
         groups = await self._by_kind(beats)
-        if len(groups) == 1 or not self._is_one_server:
+        if len(groups) == 1 or not self._link.is_one_server:
             return await self._each_kind(beats, groups, ask)
         return await self._beat_many_kinds(beats, items, groups, ask)
 
@@ -93,13 +94,13 @@ class Renewing:
             try:
                 answer = decode(await self._link.run(BEAT_EACH, keys, *arguments.values()), _HEARD_EACH)
             except ProtocolError:
-                self._is_one_server = False
+                self._link.is_one_server = False
                 return
             except BackendError as error:
                 why = str(error)
                 answered.update({kind: _failed(beats, groups[kind], why) for kind in arguments})
                 return
-            self._is_one_server &= any(answer)
+            self._link.is_one_server &= any(answer)
             for kind, heard in zip(arguments, answer, strict=True):
                 if heard is not None:
                     self._clocks.told(kind, heard.now, asked_at=asked_at, steps_back=heard.steps_back)
@@ -151,12 +152,19 @@ class Renewing:
             return [
                 word for part in (batch[:half], batch[half:]) for word in await self._run(script, kind, field, part)
             ]
-        heard: Heard = decode(await self._link.run(script, self._link.keys.of_kind(kind), argument), _HEARD)
+        heard: Heard = decode(await self._run_one(script, kind, argument), _HEARD)
         self._clocks.told(kind, heard.now, asked_at=asked_at, steps_back=heard.steps_back)
         return heard.words
 
+    async def _run_one(self, script: Script, kind: str, argument: bytes) -> bytes | None:
+        if script is SETTLE and is_name(kind) and self._link.is_one_server:
+            with contextlib.suppress(ProtocolError):
+                return await self._link.run_for_name(kind, script, [self._link.keys.kinds], argument)
+        return await self._link.run(script, self._link.keys.of_kind(kind), argument)
+
     def _argument(self, kind: str, field: str, batch: Sequence[Any]) -> bytes:
-        return encode({"worker": self._worker, **self._clocks.known(kind), field: batch})
+        name = {"name": kind, "retention": self._retention} if is_name(kind) else {}
+        return encode({"worker": self._worker, **self._clocks.known(kind), **name, field: batch})
 
     async def _each_kind(
         self,

@@ -36,12 +36,17 @@ def _for_each_kind(*names: str) -> Script:
     )
 
 
+def _function(name: str) -> str:
+    return f"local function {name}()\n{_text(name)}end\n"
+
+
 def _of(text: str) -> Script:
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 SCHEDULE = _script("common", "schedule")
 CLAIM = _script("common", "claim")
+CLAIM_NAME = _of(f"{_text('common')}{_function('schedule')}{_function('claim')}{_text('claim_name')}")
 BEAT = _script("common", "beat")
 BEAT_EACH = _for_each_kind("common", "beat")
 SETTLE = _script("common", "settle")
@@ -51,6 +56,7 @@ NOTE_WAITS = _script("common", "note_waits")
 RESOLVE_DEPENDENCY = _script("common", "resolve_dependency")
 MAINTAIN = _script("common", "maintain")
 DROP = _script("common", "drop")
+FORGET_EACH = _for_each_kind("common", "forget_name")
 PURGE = _script("common", "purge")
 REDRIVE = _script("common", "redrive")
 READ = _script("common", "read")

@@ -7,7 +7,7 @@ writes with the handle of an earlier receive, so this backend writes to no lease
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -98,7 +98,7 @@ class SqsBackend:
     ) -> None:
         self.address = address
         self.receipts = Receipts(clock)
-        self._calls = Calls(clients or BotoClients("sqs", region=address.region, endpoint=address.endpoint))
+        self._calls = Calls(clients or BotoClients("sqs", region=address.region, endpoint=address.endpoint), clock)
         self._clock = clock
         self._queues = Queues(self._calls, address)
         self._receiver = Receiver(self._calls, self._queues, self.receipts, address, clock)
@@ -106,6 +106,10 @@ class SqsBackend:
         self._comparison = None if receives else Comparison(self._queues, address.ttl)
         self._sent: dict[str, None] = {}
         self._crashed_since: dict[str, float] = {}  # tokens of crashed holders → when each crash was first reported
+
+    def hear_of(self, kinds: Collection[str]) -> None:
+        """Note that a message that names no kind may be of any of these, whichever are claimed at present."""
+        self._receiver.hear_of(kinds)
 
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
         """Take up to `limit` messages of these kinds; wait up to `wait` seconds for the first, and at most `?wait=`.
@@ -146,7 +150,7 @@ class SqsBackend:
                 continue
             self._warn_of_twelve_hours(receipt, now)
             entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": grant}
-            items.append(Item(receipt.url, entry, receipt=receipt))
+            items.append(Item(receipt.url, entry, receipt=receipt, leaves_by=receipt.until))
             kept.append((position, receipt, grant))
         errors = await in_batches(self._calls, "change_message_visibility_batch", items, started=_note_beat_call)
         for (position, receipt, grant), error in zip(kept, errors, strict=True):

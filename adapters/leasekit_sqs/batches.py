@@ -1,6 +1,7 @@
 """Many items in few calls: SQS takes ten items of one queue at once, and answers for each."""
 
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ class Item:
     entry: dict[str, Any]
     size: int = 0  # bytes that are sent
     receipt: Receipt | None = None
+    leaves_by: float = math.inf  # later its call is not made: another receiver may have the message
 
 
 Started = Callable[[Item, "asyncio.Future[Answer]"], None]
@@ -78,7 +80,8 @@ async def _send_batch(
     name = secrets.token_hex(8)
     ids = [f"{name}-{number}" for number in range(len(items))]
     entries = [{"Id": entry_id, **item.entry} for entry_id, item in zip(ids, items, strict=True)]
-    call = calls.start(operation, QueueUrl=items[0].url, Entries=entries)
+    leaves_by = min(item.leaves_by for item in items)
+    call = calls.start(operation, leaves_by=leaves_by, QueueUrl=items[0].url, Entries=entries)
     if started is not None:
         for item in items:
             started(item, call)

@@ -5,9 +5,11 @@ contains a receipt handle: SQS repeats handles in its messages, and a handle is 
 """
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 from botocore.exceptions import ClientError
@@ -41,19 +43,26 @@ class Gone(Refused):
 class Calls:
     """The calls of one connection, for use in one event loop."""
 
-    def __init__(self, clients: BotoClients) -> None:
+    def __init__(self, clients: BotoClients, clock: Callable[[], float]) -> None:
         self._clients = clients
+        self._clock = clock
         self._threads = CallThreads()
 
     def start(
-        self, operation: str, *, is_poll: bool = False, missed: Callable[[Answer], object] | None = None, **params: Any
+        self,
+        operation: str,
+        *,
+        is_poll: bool = False,
+        missed: Callable[[Answer], object] | None = None,
+        leaves_by: float = math.inf,
+        **params: Any,
     ) -> "asyncio.Future[Answer]":
-        """Start a call; the future ends when its thread does.
+        """Start a call; the future ends when its thread does. A request that has not left at `leaves_by` never does.
 
         The future raises `BackendError`. A caller that may be cancelled while it waits shields the future, or passes
         `missed`, which is called in the thread with an answer that comes after the cancellation.
         """
-        call = Call(operation, params)
+        call = Call(operation, params, partial(self._refuse_from, leaves_by))
         future = asyncio.wrap_future(self._threads.start(lambda: self._send(call, is_poll=is_poll), missed=missed))
         future.add_done_callback(_retrieve_error)
         return future
@@ -61,9 +70,13 @@ class Calls:
     async def __call__(self, operation: str, **params: Any) -> Answer:
         return await asyncio.shield(self.start(operation, **params))
 
-    def now(self, operation: str, **params: Any) -> Answer:
-        """Make a call in the calling thread, which blocks. Raises `BackendError`."""
-        return self._send(Call(operation, params), is_poll=False)
+    def now(self, operation: str, *, leaves_by: float, **params: Any) -> Answer:
+        """Make a call in the calling thread, which blocks; `leaves_by` as in `start`. Raises `BackendError`."""
+        return self._send(Call(operation, params, partial(self._refuse_from, leaves_by)), is_poll=False)
+
+    def _refuse_from(self, leaves_by: float) -> None:
+        if self._clock() >= leaves_by:
+            raise Unreached("this call could not leave in time: another worker may have the message")
 
     def close(self) -> None:
         self._clients.close()

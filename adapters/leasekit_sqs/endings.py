@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from leasekit.config import DRIFT
 from leasekit.errors import BackendError
 from leasekit.hooks import log_fields
 from leasekit.task import Settlement
@@ -28,7 +27,7 @@ from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Calls, Gone, is_unapplied
 from leasekit_sqs.messages import plain_id, sent_on, size_of
 from leasekit_sqs.queues import Queues
-from leasekit_sqs.receipts import Receipt
+from leasekit_sqs.receipts import Receipt, give_back_until
 
 logger = logging.getLogger("leasekit")
 
@@ -76,17 +75,17 @@ class Endings:
         items: list[tuple[int, Item, int]] = []
         for n, one in enumerate(endings):
             receipt, settlement = one.receipt, one.settlement
-            wait = receipt.wait(settlement.outcome, settlement.retry_after, now)
+            wait, leaves_by = receipt.wait(settlement.outcome, settlement.retry_after, now), receipt.returns_until
             if receipt.returned_until is not None:
                 if now >= receipt.returned_until:  # the message becomes visible by itself
                     became[n] = None
                     continue
-                wait = max(0, math.ceil(receipt.returned_for - now))
+                wait, leaves_by = max(0, math.ceil(receipt.returned_for - now)), min(leaves_by, receipt.returned_until)
             if now >= receipt.returns_until:
                 became[n] = Gone("the lease has ended, or ends before a call can reach SQS", reason="expired")
             else:
                 entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": wait}
-                items.append((n, Item(receipt.url, entry), wait))
+                items.append((n, Item(receipt.url, entry, leaves_by=leaves_by), wait))
         errors = await in_batches(self._calls, "change_message_visibility_batch", [item for _, item, _ in items])
         for (n, _, wait), error in zip(items, errors, strict=True):
             became[n] = self._note_give_back(endings[n].receipt, now, wait, error)
@@ -101,7 +100,7 @@ class Endings:
         if error is not None and not is_unapplied(error) and receipt.returned_until is None:
             # From then on SQS may show the message to others: because it was asked to, or at the end of its lease.
             receipt.returned_for = now + wait
-            receipt.returned_until = min(now + wait * (1 - 2 * DRIFT), receipt.until)
+            receipt.returned_until = min(give_back_until(now, wait), receipt.until)
         return error
 
     async def _move_to_dlq(self, endings: Sequence[Ending]) -> list[BackendError | None]:

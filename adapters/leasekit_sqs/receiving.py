@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,7 @@ class Receiver:
         self._address = address
         self._clock = clock
         self._turns = 0
+        self._kinds: set[str] = set()  # of the workers here
         self._said: set[str] = set()
         self._with_kind = 0  # messages that named a kind, less those that named none; at most `_STRAYS`
         self._refusal: str | None = None  # why this queue is not read any further
@@ -61,6 +62,10 @@ class Receiver:
         self._left: set[Poll] = set()  # polls under way whose claims have ended
         self._returning: set[asyncio.Task[Any]] = set()
         self._closing = False
+
+    def hear_of(self, kinds: Collection[str]) -> None:
+        """Note that these kinds are run here, though a kind without a free slot may not be claimed for long."""
+        self._kinds.update(kinds)
 
     async def take(self, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> list[Task]:
         """Return up to `limit` tasks of these kinds when one arrives, none after `wait`; raise if a call fails."""
@@ -147,7 +152,7 @@ class Receiver:
 
     def _poll(self, url: str, count: int, wait: int, attempt: str, asked_at: float) -> Poll:
         # With the same attempt id, a FIFO queue gives the same messages again to a receive whose answer was lost.
-        more = {"ReceiveRequestAttemptId": attempt} if self._address.is_fifo else {}
+        more: dict[str, Any] = {"ReceiveRequestAttemptId": attempt} if self._address.is_fifo else {}
         return self._calls.start(
             "receive_message",
             is_poll=True,
@@ -180,11 +185,16 @@ class Receiver:
         task.add_done_callback(self._returning.discard)
 
     def _release(self, task: Task) -> None:
-        """Make an unclaimed message visible again."""
+        """Make an unclaimed message visible again, and warn if it came to a claim for other kinds, as it will again."""
+        if not self._closing and len(self._unclaimed.known) > 1:
+            self._warn(
+                f"is of kind {task.kind!r}, for which no slot was free in time; each time it comes counts as a "
+                "receive: give kinds that have slots of their own a queue each"
+            )
         receipt = self._receipts.find(task.id, task.token)
         if receipt is not None and self._clock() < receipt.returns_until:
             entry = _visibility(task.token, 0 if self._closing else _ELSEWHERE)
-            self._in_background(self._change_visibility([Item(receipt.url, entry)]))
+            self._in_background(self._change_visibility([Item(receipt.url, entry, leaves_by=receipt.returns_until)]))
 
     async def _change_visibility(self, items: Sequence[Item]) -> None:
         """Change when messages are visible again; a failure does no harm, because their leases expire by themselves."""
@@ -228,7 +238,8 @@ class Receiver:
             if task is None:
                 self._receipts.settled(receipt, "release")
                 if self._clock() < receipt.returns_until:
-                    others.append(Item(url, _visibility(received.handle, _ELSEWHERE)))
+                    entry = _visibility(received.handle, _ELSEWHERE)
+                    others.append(Item(url, entry, leaves_by=receipt.returns_until))
             elif kind in asked:
                 tasks.append(task)
             else:
@@ -243,7 +254,7 @@ class Receiver:
         """Return the kind of a message if this claim or another one has asked for that kind, else None."""
         if self._address.is_template:
             return asked[0]
-        several = len({*asked, *self._unclaimed.served()}) > 1
+        several = len(self._all_kinds(asked)) > 1
         kind = received.kind or self._address.kind or (None if several else asked[0])
         self._with_kind = min(_STRAYS, self._with_kind + (1 if received.kind is not None else -1))
         if kind is not None and (kind in asked or self._unclaimed.serves(kind)):
@@ -256,6 +267,9 @@ class Receiver:
             self._warn(f"is of kind {kind!r}, which is not asked for; each time it comes counts as a receive")
         return None
 
+    def _all_kinds(self, asked: Sequence[str]) -> set[str]:
+        return {*asked, *self._kinds, *self._unclaimed.served()}
+
     def _policy(self, received: Received) -> RetryPolicy:
         """Return how long a message waits after a failure: as after the death of its worker if nothing else is said."""
         delay = self._address.ttl if self._address.retry is None else self._address.retry
@@ -264,7 +278,7 @@ class Receiver:
 
     def _stop(self, asked: Sequence[str]) -> None:
         if self._refusal is None:
-            kinds = ", ".join(sorted({*asked, *self._unclaimed.served()})[:_MOST_SAID])
+            kinds = ", ".join(sorted(self._all_kinds(asked))[:_MOST_SAID])
             self._refusal = (
                 f"messages of queue {self._address.queue} name no kind, and several are asked for ({kinds}): no more "
                 "are received, because each receive brings them nearer to the dead-letter queue. Set kind=… or "
@@ -285,9 +299,10 @@ class Receiver:
             for n, handle in enumerate(handles)
             if handle not in self._receipts
         ]
-        if entries and self._clock() < give_back_until(asked_at, self._address.ttl):
+        if entries:
+            leaves_by = give_back_until(asked_at, self._address.ttl)
             try:
-                self._calls.now("change_message_visibility_batch", QueueUrl=url, Entries=entries)
+                self._calls.now("change_message_visibility_batch", leaves_by=leaves_by, QueueUrl=url, Entries=entries)
             except BackendError as error:
                 logger.debug("messages that no claim has taken could not be released: %s", error)
 

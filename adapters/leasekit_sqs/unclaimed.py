@@ -31,6 +31,11 @@ class Unclaimed:
         """Note that a claim asks for these kinds."""
         self._asked_at.update(dict.fromkeys(kinds, self._clock()))
 
+    @property
+    def known(self) -> Collection[str]:
+        """The kinds that claims of this connection have ever asked for."""
+        return self._asked_at.keys()
+
     def served(self) -> list[str]:
         """Return the kinds that claims of this connection have asked for lately."""
         return [kind for kind in self._asked_at if self.serves(kind)]

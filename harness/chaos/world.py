@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from random import Random
@@ -17,6 +18,7 @@ from redis import Redis, RedisError
 
 import leasekit
 from harness.chaos import logs, redis_clock
+from harness.chaos.database import Database
 from harness.chaos.handlers import MASKED, UNGUARDED
 from harness.chaos.processes import PATIENCE, Process, Role, Watch, wait_for
 from harness.checker import Rules, Violation, check
@@ -29,7 +31,8 @@ from leasekit.hooks import Hook
 from leasekit.registry import open_backend
 from leasekit.task import FixedDelays, TaskInfo
 
-Service = Literal["http", "redis", "sqlite"]  # a leasekit server, a Redis, or one file that the workers share
+Service = Literal["http", "postgresql", "redis", "sqlite"]
+"""One leasekit server; two of them on one PostgreSQL; a Redis; or a file that the workers share."""
 
 SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHONPATH
 
@@ -53,6 +56,9 @@ class World:
         self.ids: list[str] = []
         self.figures: list[str] = []
         self.server: Process
+        self.nodes: list[Process] = []  # with PostgreSQL
+        self.postgres: Process
+        self.database: Database
         self.client: leasekit.Client
         _entry_point(home)
         if service == "redis":
@@ -60,6 +66,8 @@ class World:
 
     def __enter__(self) -> Self:
         self.proxy.__enter__()
+        if self._service == "postgresql":
+            self.database = Database()
         self.client = self.connect(self.past_proxy if self._service == "http" else self.through_proxy)
         return self
 
@@ -67,6 +75,8 @@ class World:
     def through_proxy(self) -> str:
         if self._service == "sqlite":
             return f"sqlite:///{self.home}/tasks.db"
+        if self._service == "postgresql":
+            return f"http://{','.join(f'127.0.0.1:{port}' for port in self._ports)}"
         return f"{self._service}://127.0.0.1:{self.proxy.port}"
 
     @property
@@ -79,31 +89,54 @@ class World:
     def __exit__(self, *error: object) -> None:
         self.client.close()
         for process in self.processes:
-            process.popen.kill()
+            process.popen.send_signal(signal.SIGQUIT if process.name == "postgres" else signal.SIGKILL)
             process.popen.wait()
         self.proxy.__exit__()
         self.watch.close()
         self.log.close()
         for port in (self._reserved, *self._spare):
             port.close()
+        if self._service == "postgresql":
+            self.database.remove()
 
     def start(self) -> None:
         if self._service == "redis":
             self.redis()
         elif self._service == "http":
             self.serve()
+        elif self._service == "postgresql":
+            self.start_postgres()
+            self.database.create()
+            self.nodes = [self.serve_node(number) for number in range(len(self._ports))]
+
+    @cached_property
+    def _ports(self) -> list[int]:
+        return [self.port, self.spare_port()]
+
+    def start_postgres(self) -> None:
+        """Start PostgreSQL, after a kill on the same files; return once it answers."""
+        self.postgres = self._start("postgres", self.database.command, role="server")
+        wait_for(self.database.answers, what="PostgreSQL")
+
+    def serve_node(self, number: int, *, wait: bool = True) -> Process:
+        """Start a server on the PostgreSQL, after a kill on the same port; return once it answers."""
+        command = ["-m", "leasekit", "serve", "--port", str(self._ports[number]), "--store", self.database.url]
+        node = self._start(f"node-{number}", command, role="server")
+        if wait:
+            wait_for(lambda: _listens(node, self._ports[number]), what="a node")
+        return node
+
+    def stop_postgres(self) -> None:
+        """Have PostgreSQL end at once, without a checkpoint (`-m immediate`)."""
+        self.postgres.send(signal.SIGQUIT)
+        self.postgres.popen.wait()
+        self.fault("immediate", lasts=2)
 
     def serve(self, environment: Mapping[str, str] | None = None) -> Process:
         """Start the server, after a kill on the same port and store; return once it answers."""
         self.server = server = self._start("server", self._command(self.port), role="server", environment=environment)
 
-        def answers() -> bool:
-            if not server.is_alive:
-                raise ChildProcessError(f"the server has ended: {server.said[-2000:]}")
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-        wait_for(answers, what="the server")
+        wait_for(lambda: _listens(server, self.port), what="the server")
         return server
 
     def redis(self, name: str = "redis", *options: str, port: int | None = None) -> Process:
@@ -147,11 +180,12 @@ class World:
         supervised: bool = False,
         processes: bool = False,
         past_proxy: bool = False,
+        embedded: bool = False,
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Process:
         """Start a worker with more `options` of `leasekit work`; a supervised one is the child of what this returns."""
-        url = self.past_proxy if past_proxy else self.through_proxy
+        url = self.database.url if embedded else self.past_proxy if past_proxy else self.through_proxy
         module = "harness.chaos.executors" if processes else "harness.chaos.handlers"
         command = [
             "-m", "leasekit", "work", f"{module}:worker", "--backend", f"recorded+{url}",
@@ -355,6 +389,13 @@ def _reserved_port() -> socket.socket:
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
     return reserved
+
+
+def _listens(server: Process, port: int) -> bool:
+    if not server.is_alive:
+        raise ChildProcessError(f"the server has ended: {server.said[-2000:]}")
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _answers(port: int) -> bool:

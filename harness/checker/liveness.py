@@ -263,7 +263,7 @@ def _l5_whole_runtime(life: Life, lives: Lives, rules: Rules) -> Found:
             until = max([it.at + it.ttl * (1 - rules.drift) for it in grants if it.at <= beat.at], default=0.0)
             if beat.at < until - rules.jitter and not any(end.at <= beat.at for end in lease.closed):
                 why = f"a beat was refused {over_at - beat.at:.1f} s before its runtime of {longest:g} s was over"
-                yield why, [lease.started[0], beat]
+                yield why, [*lease.started[:1], beat]
 
 
 def _l5_told_at_once(life: Life, lives: Lives, rules: Rules) -> Found:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.history import Fault, FaultsOver
+from harness.simulation.cluster import Cluster, Node
 from harness.simulation.net import Net
-from harness.simulation.scenario import FAULTS
+from harness.simulation.scenario import FAULTS, NODE_FAULTS
 from harness.simulation.server import Server
 from harness.simulation.worker import Worker
 from harness.simulation.world import World
@@ -17,7 +18,7 @@ _WEATHER = frozenset({
 })  # fmt: skip
 _UNHEARD = {"unheard_claim": "claim", "unheard_beat": "beat", "unheard_result": "settle", "heard_again": "claim"}
 _OF_WORKERS = frozenset({"kill", "pause", "gil", "stall", "stop", "freeze", "suspend"})
-_OF_SERVER = frozenset(FAULTS[FAULTS.index("server_kill") : FAULTS.index("kill")])
+_OF_SERVER = frozenset([*FAULTS[FAULTS.index("server_kill") : FAULTS.index("kill")], *NODE_FAULTS])
 _PLANNED = _WEATHER | _OF_WORKERS | _OF_SERVER | _UNHEARD.keys()
 _STANDING = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}
 _STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
@@ -35,7 +36,7 @@ class Planned:
 
 def planned(world: World, *, until: float) -> list[Planned]:
     faults: list[tuple[float, str, float]] = []
-    for name in FAULTS:
+    for name in (*FAULTS, *NODE_FAULTS):
         rate = world.scenario.rates.get(name, 0.0)
         if name not in _PLANNED or not rate:
             continue
@@ -51,7 +52,7 @@ def planned(world: World, *, until: float) -> list[Planned]:
 class Faults:
     """Inject the planned faults, and end them."""
 
-    def __init__(self, world: World, net: Net, server: Server, workers: Callable[[], list[Worker]]) -> None:
+    def __init__(self, world: World, net: Net, server: Server | Cluster, workers: Callable[[], list[Worker]]) -> None:
         self._world = world
         self._net = net
         self._server = server
@@ -67,9 +68,8 @@ class Faults:
         for number in list(self._undo):
             self._take_back(number)
         self._net.unheard.clear()
-        self._server.die_at = None
         self._world.are_faults_over = True
-        self._server.start()
+        self._server.mend()
         self._world.log(FaultsOver, "world")
 
     def _take_back(self, number: int) -> None:
@@ -153,7 +153,10 @@ class Faults:
         worker.resume("gil")
 
     def _to_server(self, fault: Planned, chance: random.Random) -> None:
-        server, name = self._server, fault.name
+        server, name = self._server.for_request(), fault.name
+        if name == "database_away":
+            self._take_database_away(fault)
+            return
         process = server.process
         if process is None or not process.is_alive:
             return
@@ -166,6 +169,10 @@ class Faults:
                 server.stop(back_in=min(fault.lasts, 60.0))
             case "kill_before_commit" | "kill_after_commit":
                 server.die_at = name
+                return  # counted when it happens
+            case "node_stall" | "node_kill":
+                assert isinstance(server, Node)
+                server.stands_in_commit_for, server.is_killed_in_commit = fault.lasts, name == "node_kill"
                 return  # counted when it happens
             case "server_slow":
                 server.latency = chance.choice((0.5, 2.0, 8.0))
@@ -190,6 +197,12 @@ class Faults:
                 process.hold(why)
                 self._lasting(fault, lambda: process.let_go(why))
         self._world.fired[name] += 1
+
+    def _take_database_away(self, fault: Planned) -> None:
+        cluster = self._server
+        assert isinstance(cluster, Cluster)
+        cluster.is_away = True
+        self._lasting(fault, lambda: setattr(cluster, "is_away", False), lasts=min(fault.lasts, 60.0))
 
     def _creep(self, chance: random.Random, *, until: float) -> None:
         """Step the wall clock ahead in small steps."""

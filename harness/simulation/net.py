@@ -9,6 +9,7 @@ import httpx
 from msgspec import structs
 
 from harness.proxy.foreign import FOREIGN
+from harness.simulation.cluster import Cluster
 from harness.simulation.server import Server
 from harness.simulation.world import Process, World
 from leasekit._forwarding import ForwardingScheduler
@@ -31,12 +32,13 @@ class _Request:
     body: Any
     future: "asyncio.Future[Any] | None"  # None: no caller waits for the answer
     handling: "asyncio.Task[None] | None" = None
+    server: Server | None = None
 
 
 class Net:
     """The network; `weather` has its current faults and the process that each of them hits."""
 
-    def __init__(self, world: World, server: Server) -> None:
+    def __init__(self, world: World, server: Server | Cluster) -> None:
         self.world = world
         self.server = server
         self.weather: dict[int, tuple[str, str]] = {}  # number → fault, target (empty: all)
@@ -103,23 +105,25 @@ class Net:
             self.world.after(0.01, self._disconnect, request)
 
     def _disconnect(self, request: _Request) -> None:
-        process = self.server.process
+        process = request.server.process if request.server is not None else None
         if request.handling is not None and process is not None and process.loop is request.handling.get_loop():
             process.call(request.handling.cancel)
 
     def _arrive(self, request: _Request) -> None:
-        process = self.server.process
+        request.server = self.server.for_request()
+        process = request.server.process
         if process is None or not process.is_alive:
             self._tell(request, Unavailable("the connection was refused"), after=0.001)
             return
         process.call(self._accept, process, request)
 
     def _accept(self, process: Process, request: _Request) -> None:
-        request.handling = process.loop.create_task(self._handle(request))
+        assert request.server is not None
+        request.handling = process.loop.create_task(self._handle(request, request.server))
 
-    async def _handle(self, request: _Request) -> None:
+    async def _handle(self, request: _Request, server: Server) -> None:
         try:
-            answer: Any = await self.server.answer(request.op, request.worker, request.body)
+            answer: Any = await server.answer(request.op, request.worker, request.body)
         except BackendError as error:
             answer = error
         except asyncio.CancelledError:

@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.checker import Rules, Violation, check
 from harness.history import Event, encode
+from harness.simulation.cluster import Cluster
 from harness.simulation.faults import Faults, planned
 from harness.simulation.net import Net
 from harness.simulation.scenario import Scenario
@@ -56,7 +57,7 @@ def simulate(scenario: Scenario) -> Outcome:
     """Run one history to its end. A scenario gives the same history in every process."""
     world, began_at = World(scenario), time.process_time()
     with _alone(world):
-        server = Server(world)
+        server = Server(world) if scenario.nodes == 1 else Cluster(world)
         try:
             faults = _run(world, server)
         finally:
@@ -92,11 +93,12 @@ def rules_of(scenario: Scenario) -> Rules:
         # A long claim is given up after few tries: leases that the last try was granted then have no holder.
         lost_claim=scenario.heartbeats.cycle / 2 if scenario.poll <= _SHORT_POLL else None,
         due_slack=None if steps else 1.0 + 2 * scenario.drift * (scenario.hours * _HOUR + _LONGEST_DRAIN),
+        restarts_extend=scenario.nodes == 1,  # a node that joins others extends no lease
         least_settled=int(scenario.hours * scenario.tasks_per_hour / 10),
     )
 
 
-def _run(world: World, server: Server) -> int:
+def _run(world: World, server: Server | Cluster) -> int:
     scenario = world.scenario
     ends_at = scenario.hours * _HOUR
     over_at = ends_at * (1 - QUIET)
@@ -154,7 +156,7 @@ class _Errors(logging.Handler):
 
 @contextlib.contextmanager
 def _alone(world: World) -> Iterator[None]:
-    """Seed the global random generator, which tenacity uses for jitter, and collect errors instead of printing them."""
+    """Seed the global random generator, which repeated calls use, and collect errors instead of printing them."""
     state = random.getstate()
     loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in ("leasekit", "asyncio")]
     handler = _Errors(world)

@@ -29,6 +29,14 @@ FAULTS = (
 )  # fmt: skip
 """All faults. Rates are per hour; of `deaf` and those after it they are a percentage of tasks."""
 
+NODE_FAULTS = (
+    # A node stands still, or is killed, between the beginning and the end of a transaction.
+    "node_stall", "node_kill",
+    # The database that the nodes share is away.
+    "database_away",
+)  # fmt: skip
+"""Faults of a server that is one of several nodes."""
+
 _BEATS = Heartbeats()
 _RATES = (0.0, 0.3, 1.0, 4.0)
 _TTLS = ((300.0,), (60.0, 300.0), (60.0, 600.0), (30.0, 120.0, 300.0))
@@ -54,6 +62,7 @@ class Scenario:
     look: float = 30.0  # a controller's period
     period: float = 5.0  # of the server's consumer
     store: str = "memory"
+    nodes: int = 1  # servers over one PostgreSQL, instead of `store`, if there are several
 
 
 def swarm(seed: int, **others: object) -> Scenario:
@@ -93,6 +102,33 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     "redrives": {
         "rates": only(redrive=60.0, poison=20.0, kill=6.0, cancel=10.0, same_key=20.0, duplicate=4.0, drop_reply=4.0),
         "tasks_per_hour": 120.0,
+    },
+    "nodes": {
+        "rates": only(
+            server_kill=6.0,
+            kill_before_commit=4.0,
+            kill_after_commit=4.0,
+            server_stop=2.0,
+            server_pause=4.0,
+            server_freeze=1.0,
+            server_slow=2.0,
+            store_error=2.0,
+            store_ambiguous=4.0,
+            wall_forward=4.0,
+            wall_back=4.0,
+            wall_creep=2.0,
+            node_stall=20.0,
+            node_kill=10.0,
+            database_away=2.0,
+            kill=2.0,
+            cut=2.0,
+            drop_reply=2.0,
+            duplicate=2.0,
+            cancel=10.0,
+            same_key=10.0,
+            again=10.0,
+        ),
+        "nodes": 3,
     },
     "schedules": {"rates": only(again=20.0, cancel=15.0, same_key=20.0, duplicate=4.0, drop_reply=4.0)},
 }

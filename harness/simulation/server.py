@@ -1,36 +1,32 @@
 """The server as a simulated process: the real engine, over a store that outlives the process."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.history import Began, Ended, Fault, Final, Served
 from harness.recording import digest
-from harness.simulation.store import WatchedStore
+from harness.simulation.store import Committed, WatchedStore
 from harness.simulation.world import Process, World
 from leasekit.errors import BackendError, Throttled
 from leasekit.server.commit import GroupCommit, RequestClass
 from leasekit.server.engine import Engine
 from leasekit.server.store import Filter
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import Beat, Settlement, Status
 
 
 class Server:
     """The task server: one incarnation after another, over one store."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, name: str = "server") -> None:
         self.world = world
-        self._chance = world.chance("server")
+        self._name = name
+        self._chance = world.chance(name)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        if world.scenario.store == "sql":
-            self._folder = tempfile.TemporaryDirectory(prefix="leasekit-simulation-")
-            inner: Any = SqlStore(Path(self._folder.name) / "tasks.db")
-        else:
-            inner = MemoryStore()
-        self.store = WatchedStore(inner, world)
+        self.store = self._make_store()
         self.wall = 1_700_000_000.0  # wall clock minus true time
         self.latency = 0.0  # the longest of a commit
         self.die_at: str | None = None  # the point of a commit at which the next kill happens
@@ -41,6 +37,12 @@ class Server:
         self._boots = 0  # starts of the machine
         self._rate = 1 + self._chance.uniform(-1, 1) * world.scenario.drift
 
+    def _make_store(self) -> WatchedStore:
+        if self.world.scenario.store == "sql":
+            self._folder = tempfile.TemporaryDirectory(prefix="leasekit-simulation-")
+            return WatchedStore(SqliteStore(Path(self._folder.name) / "tasks.db"), self.world, Committed())
+        return WatchedStore(MemoryStore(), self.world, Committed())
+
     def start(self) -> None:
         if self.process is not None and self.process.is_alive:
             return
@@ -49,7 +51,7 @@ class Server:
         if self._is_rebooted:
             boot, self._is_rebooted = self._chance.uniform(5.0, 100.0), False
             self._boots += 1
-        process = self.process = Process(self.world, f"server#{self._count}", rate=self._rate, boot=boot)
+        process = self.process = Process(self.world, f"{self._name}#{self._count}", rate=self._rate, boot=boot)
         self.world.log(Began, process.who, role="server")
         process.start(self._serve(process))
 
@@ -61,7 +63,7 @@ class Server:
             self.store,
             clock=lambda: self.world.now + self.wall,
             boot=process.boot,
-            boot_id=f"boot-{self._boots}",
+            boot_id=f"{self._name}-{self._boots}",
             random=self._chance,
             period=self.world.scenario.period,
             writer=writer,  # type: ignore[arg-type]
@@ -82,7 +84,7 @@ class Server:
         process.die()
         self._is_rebooted |= is_rebooted
         self.engine = None
-        self.store.close()
+        self.store.crash()
         self.world.log(Ended, process.who, how="killed")
         self.world.after(back_in, self.start)
 
@@ -116,6 +118,18 @@ class Server:
                 return await engine.list_tasks(**request)
             case _:  # schedule, cancel, redrive, get
                 return await getattr(engine, op)(request)
+
+    def mend(self) -> None:
+        """End the faults that have not happened yet, and start the server if it is away."""
+        self.die_at = None
+        self.start()
+
+    def for_request(self) -> "Server":
+        return self
+
+    def write(self, write: Callable[[], None]) -> None:
+        """Run a transaction; a node may stand still in the middle of it."""
+        write()
 
     def finals(self) -> None:
         with self.store.view() as view:
@@ -161,7 +175,7 @@ class _Writer(GroupCommit):
         super().submit(rank, request, size=size, done=done)
         if not self._is_due:
             self._is_due = True
-            self._soon(self._write)
+            self._soon(self._server.write, self._write)
 
     def _soon(self, call: Any, *args: Any) -> None:
         server = self._server
@@ -181,7 +195,7 @@ class _Writer(GroupCommit):
         self._soon(self._deliver, outcome)
         if any(self._queues.values()):
             self._is_due = True
-            self._soon(self._write)
+            self._soon(self._server.write, self._write)
 
     def _is_killed(self, point: str) -> bool:
         server = self._server

@@ -14,14 +14,22 @@ from leasekit.task import Status
 _NEVER = 1e12  # seconds: later than any lease ends
 
 
+class Committed:
+    """The states that the transactions of all nodes have left."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Trigger] = {}  # as of their last commits
+        self.fences: dict[str, tuple[str, int]] = {}  # every token → task and fence
+
+
 class WatchedStore:
     """A `Store` around another store."""
 
-    def __init__(self, inner: Store, world: World) -> None:
+    def __init__(self, inner: Store, world: World, committed: Committed) -> None:
         self._inner = inner
         self._world = world
-        self._rows: dict[int, Trigger] = {}  # as of their last commits
-        self.fences: dict[str, tuple[str, int]] = {}  # every token → task and fence
+        self._rows = committed.rows
+        self.fences = committed.fences
         self.now: Callable[[], float] = lambda: 0.0  # by the clock of the server that has it open
         self.fails = False  # commits are refused
         self.lies = False  # commits take effect, and raise an error
@@ -34,6 +42,7 @@ class WatchedStore:
         with self._inner.transaction() as tx:
             watched = _Watched(tx)
             yield watched
+            self._before_commit()
             if self.fails and watched.steps:
                 self._world.fired["store_error"] += 1
                 raise Unavailable("the disk is full")
@@ -46,6 +55,13 @@ class WatchedStore:
         if self.lies and watched.steps:
             self._world.fired["store_ambiguous"] += 1
             raise Unavailable("the connection was lost while it was committed")
+
+    def _before_commit(self) -> None:
+        """Do nothing; a store that several nodes have open may stand still here."""
+
+    def crash(self) -> None:
+        """Close the store as the end of its process does."""
+        self._inner.close()
 
     def _note(self, before: Trigger | None, after: Trigger, *, outcome: str | None, claim: str) -> None:
         lease = {"task": after.id, "fence": after.fence}

@@ -25,7 +25,7 @@ import math
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from leasekit._core.backoff import Backoff
 from leasekit._core.term import Term
@@ -39,6 +39,7 @@ class Send:
 
     terms: list[Term]
     late: float
+    news: set[Term] = field(default_factory=set[Term])  # those whose news the service has not heard yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,9 @@ class Cycle:
         self._needed_at: float | None = None  # when the next slot must be, as far as it is known
         self._early = early
         self.early_at = -math.inf  # when the latest call left that only news had asked for
-        self._news: _Deque = OrderedDict()  # leases in main and backup whose next heartbeat may come early
+        self._news: _Deque = (
+            OrderedDict()
+        )  # leases in main and backup, and rested ones, whose next heartbeat may come early
 
         self._paused_until = -math.inf
         self._backoff = Backoff(self._nearest, heartbeats.retry_wait, random=random)
@@ -136,13 +139,14 @@ class Cycle:
         """Allow the next heartbeat of `term` to leave early, because the service should soon hear its news.
 
         At most one early call a second carries all leases that have news, in a slot that a full cycle does not need:
-        never closer to the last slot than `1 / rate`. A lease whose heartbeat failed is tried again soon anyway.
+        never closer to the last slot than `1 / rate`. A waiting lease is tried again soon anyway. In an outage news are
+        tried every `retry_wait`, so that they do not wait for the next cycle once the service is back.
         """
         self._now = now
-        if term.place is self._main or term.place is self._backup:
+        if any(term.place is place for place in (self._main, self._backup, self._rested)):
             self._news[term] = None
         else:
-            term.has_news = isinstance(term.place, Send)
+            term.has_news = True
 
     def _into_main(self, terms: Iterable[Term], *, ahead: bool = False) -> None:
         """Merge `terms` into main, by their last acknowledged heartbeat. Equals go last, or first if `ahead`."""
@@ -297,7 +301,9 @@ class Cycle:
     def _put_in_flight(self, terms: Iterable[Term], send: Send) -> None:
         for term in list(terms):
             del term.place[term]
-            self._news.pop(term, None)
+            if term in self._news or term.has_news:
+                send.news.add(term)
+                self._news.pop(term, None)
             term.place = send
             term.has_news = False
             send.terms.append(term)
@@ -324,6 +330,7 @@ class Cycle:
                 case _ if term.failed(asked_at):
                     lost.append(self._lose(term, "strikes"))
                 case _:
+                    term.has_news |= term in send.news
                     self._failed(term, now)
         if renewed:
             self._backoff.reset()
@@ -373,6 +380,8 @@ class Cycle:
         rests = term.retries > self.heartbeats.retries_per_cycle and can_wait and term.confirmed
         if rests:
             term.retries = 0
+            if term.has_news:
+                self._news[term] = None
         _move([term], self._rested if rests else self._waiting)
 
 

@@ -14,7 +14,7 @@ from leasekit._driver.clock import Clock
 from leasekit._driver.guarding.watchdog import Mode, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.keeping.keeper import Keeper
-from leasekit.backend import Backend, Scheduler, TaskSink
+from leasekit.backend import Backend, NameSource, Scheduler, TaskSink
 from leasekit.config import Heartbeats
 from leasekit.errors import Closed, LeasekitError
 from leasekit.hooks import Hooks, register_gauges
@@ -56,6 +56,7 @@ class Connection:
             last_resort=last_resort,
             watchdog=self.watchdog,
         )
+        self.name_source = backend if isinstance(backend, NameSource) else None
         self.driver = thread.acquire()
         self.driver.when_lost(self._lose_all)
         self.keeper.loop_monitor = self.driver.loop_monitor

@@ -1,6 +1,7 @@
 """Context: what the parts of one keeper share."""
 
 import asyncio
+import math
 import random
 
 from leasekit._driver.clock import Clock
@@ -25,4 +26,5 @@ class Context:
         self.watchdog = watchdog
         self.reachability = Reachability(clock)
         self.recorder = Recorder(take_reading(clock, None))
-        self.wake = asyncio.Event()  # set when the keeper's loop has to look again
+        self.wake = asyncio.Event()  # set when the keeper's loop has to look again …
+        self.wakes_at = math.inf  # … before this instant

@@ -4,21 +4,19 @@ Heartbeats are never repeated here: the cycle retries them.
 """
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
-
-import tenacity
 
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, Settlement, Verdict
 
 T = TypeVar("T")
 Item = TypeVar("Item", Beat, Settlement)
-_LONGEST_WAIT = 5.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0  # seconds between two calls, at most
 _RETRY_FOR = 30.0  # seconds for which calls of users are repeated while the service is away
 _ANSWER = 5.0  # seconds that a service has for its answer where the caller waits for a shorter time
-_jittered = tenacity.wait_random_exponential(multiplier=0.2, max=_LONGEST_WAIT)
 
 
 async def call_once(call: Callable[[], Awaitable[T]], *, within: float) -> T:
@@ -65,12 +63,6 @@ async def call_by_task(
     return [verdicts[position] for position in range(len(items))]
 
 
-def _wait_seconds(state: tenacity.RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome else None
-    asked = error.retry_after if isinstance(error, Throttled) else None
-    return max(_jittered(state), min(asked or 0.0, _LONGEST_WAIT))
-
-
 async def call_until(
     call: Callable[[], Awaitable[T]], *, for_at_most: float, failing: Callable[[BaseException], None] | None = None
 ) -> T:
@@ -78,34 +70,38 @@ async def call_until(
 
     Use this only for calls that may be repeated. `Refused` is not retried. `failing` gets each retried error.
     """
-
-    def before_sleep(state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if failing is not None and error is not None:
-            failing(error)
-
     time = asyncio.get_running_loop().time
-    until = time() + for_at_most
-    retrying = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception_type((Unavailable, Throttled)),
-        wait=lambda state: min(_wait_seconds(state), max(0.0, until - time())),
-        stop=lambda _: time() >= until,
-        before_sleep=before_sleep,
-        sleep=asyncio.sleep,
-        reraise=True,
-    )
-    async for attempt in retrying:
-        with attempt:
+    until, longest = time() + for_at_most, _FIRST_WAIT
+    while True:
+        try:
             return await call()
-    raise AssertionError  # `reraise` has raised
+        except (Unavailable, Throttled) as error:
+            if (left := until - time()) <= 0:
+                raise
+            if failing is not None:
+                failing(error)
+            asked = error.retry_after if isinstance(error, Throttled) else None
+        await asyncio.sleep(min(max(_jittered(longest), min(asked or 0.0, _LONGEST_WAIT)), left))
+        longest = min(2 * longest, _LONGEST_WAIT)
+
+
+def _jittered(longest: float) -> float:
+    return random.uniform(0, longest)  # noqa: S311 - to spread fleets
 
 
 async def repeat_until_answered(
     call: Callable[[], Coroutine[Any, Any, T]], retry_for: float | None, at_most: float | None = None
 ) -> T:
     """Repeat a call of a user for `retry_for` seconds (None: 30), and for no more than `at_most`."""
-    for_at_most, within = _RETRY_FOR if retry_for is None else retry_for, _RETRY_FOR
+    for_at_most, within = patience(retry_for, at_most)
+    return await call_until(lambda: call_once(call, within=within), for_at_most=for_at_most)
+
+
+def patience(retry_for: float | None, at_most: float | None = None) -> tuple[float, float]:
+    """Return for how many seconds a call of a user is repeated, and within how many each try must be answered."""
+    for_at_most = _RETRY_FOR if retry_for is None else retry_for
     if at_most is not None:
         for_at_most = min(for_at_most, at_most)
-        within = max(_ANSWER, for_at_most)
-    return await call_until(lambda: call_once(call, within=within), for_at_most=for_at_most)
+    elif not for_at_most:
+        return 0, _RETRY_FOR  # a caller who wants one try leaves its time to the adapter
+    return for_at_most, max(_ANSWER, min(for_at_most, _RETRY_FOR))

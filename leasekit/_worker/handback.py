@@ -84,7 +84,13 @@ async def _report_all(connection: Connection, holder: Holder, past: Past, why: s
     crashes = sum(settlement.outcome == "crash" for settlement in back)
     if back:
         logger.info("handed back: %d of the worker's leases, %d of them as crashed", len(back), crashes)
-    await outbox.empty()
+    is_obeyed_late = not connection.backend.capabilities.refuses_stale
+    left = past.armed_at - BOOT_CLOCK.now() if is_obeyed_late and past.armed_at is not None else None
+    try:
+        async with asyncio.timeout(left):  # what is tried again later could meet the lease of another worker
+            await outbox.empty()
+    except TimeoutError:
+        await outbox.aclose()
 
 
 def _put_unreported(back: Iterable[Settlement], outbox: Outbox, done: Collection[tuple[str, str]]) -> list[Settlement]:

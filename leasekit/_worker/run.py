@@ -19,6 +19,7 @@ from leasekit._worker.controller import Controller
 from leasekit._worker.draining import DEFAULT_DRAIN, Drain, DrainTimeouts
 from leasekit._worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit._worker.handlers import Handler, RunIn
+from leasekit.backend import KindListener
 from leasekit.client import Client
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import register_gauges
@@ -54,6 +55,7 @@ class WorkerRun:
     ) -> None:
         self._client = client
         self._connection = client.__connection__()
+        self._kinds = list(handlers)
         self.hooks = client.hooks
         self._open = ExitStack()
         self._failed: list[BaseException] = []
@@ -181,6 +183,8 @@ class WorkerRun:
             await self._drain.reported()
 
     async def _run_controllers(self) -> None:
+        if isinstance(self._connection.backend, KindListener):
+            self._connection.backend.hear_of(self._kinds)
         draining = asyncio.create_task(self._drain.run())
         try:
             async with asyncio.TaskGroup() as group:

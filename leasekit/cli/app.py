@@ -9,6 +9,7 @@ import typer.main
 
 COMMANDS = {
     "serve": "Serve tasks over HTTP until SIGTERM or Ctrl-C.",
+    "migrate": "Create or upgrade the tables of a database.",
     "work": "Run the handlers of a worker until SIGTERM or Ctrl-C.",
     "dev": "Run a server and a worker that restarts when code changes.",
     "schedule": "Schedule a task and print its id.",
@@ -18,6 +19,7 @@ COMMANDS = {
     "redrive": "Make dead tasks ready again.",
     "purge": "Remove tasks that have ended, with their results and history.",
     "workers": "List the workers that hold tasks, or were lately heard of.",
+    "nodes": "List the servers, and other processes that have the store open.",
     "stats": "Count the tasks of each kind in each status.",
     "budget": "Print how the seconds of a lease add up.",
     "demo": "See long work survive a killed worker.",

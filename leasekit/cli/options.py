@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from leasekit.client import ServiceOptions
-from leasekit.config import Heartbeats
+from leasekit.config import Heartbeats, duration
 from leasekit.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8077"
@@ -37,6 +37,14 @@ Ttl = Annotated[
 Cycle = Annotated[float | None, typer.Option(help="Seconds in which every lease is renewed once.")]
 Rate = Annotated[float | None, typer.Option(help="Heartbeat calls a second, at most.")]
 Batch = Annotated[int | None, typer.Option(help="Leases in one such call, at most.")]
+
+
+def age(text: str) -> float:
+    """Return the seconds that an age such as 12h means, for an option's `parser`."""
+    try:
+        return duration("the age", text)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def service(header: Sequence[str] | None, ca: str | None, proxy: str | None) -> ServiceOptions:

@@ -8,8 +8,6 @@ import typer
 from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected
-from leasekit.config import duration
-from leasekit.errors import ConfigError
 from leasekit.named import PREFIXES
 from leasekit.task import Purged, Status
 
@@ -27,19 +25,13 @@ Examples:
 """
 
 
-def _age(text: str) -> float:
-    try:
-        return duration("the age", text)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 @spoken
 def purge(
     kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
     status: Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks that ended like this.")] = None,
     older_than: Annotated[
-        float, typer.Option(parser=_age, metavar="AGE", help="Only tasks that ended so long ago: seconds, 12h or 7d.")
+        float,
+        typer.Option(parser=options.age, metavar="AGE", help="Only tasks that ended so long ago: seconds, 12h or 7d."),
     ] = "0",  # type: ignore[assignment]  # typer parses it
     yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only counted.")] = False,  # noqa: FBT002 - a flag
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them, which is the default.")] = False,  # noqa: FBT002 - a flag

@@ -117,7 +117,14 @@ def schedule(
         if wait:
             if not scheduled.status.ended and (note := unhandled(client, kind)):
                 typer.echo(f"leasekit schedule: {note}", err=True)
-            _print_end(_wait_until_ended(client, scheduled.id, within=timeout), as_json=as_json)
+            try:
+                ended = _wait_until_ended(client, scheduled.id, within=timeout)
+            except KeyboardInterrupt:
+                task = scheduled.id
+                look = f"leasekit status {task} shows it, leasekit cancel {task} ends it"
+                typer.echo(f"leasekit schedule: the task goes on: {look}", err=True)
+                raise
+            _print_end(ended, as_json=as_json)
 
 
 def _parsed(payload: str) -> Any:

@@ -26,12 +26,17 @@ def serve(
     store: Annotated[
         str,
         typer.Option(
-            help="Where tasks are kept: sqlite:///file.db, sqlite:////path/file.db, or memory:. "
-            "Ended ones for 30 days, or as long as ?retention=90d behind it says."
+            envvar="LEASEKIT_STORE",
+            show_envvar=False,
+            help="Where tasks are kept: sqlite:///file.db, sqlite:////path/file.db, postgresql://host/database, or "
+            "memory:. Ended ones for 30 days, or as long as ?retention=90d behind it says. [LEASEKIT_STORE]",
         ),
     ] = "sqlite:///leasekit.db",
     insecure: Annotated[  # noqa: FBT002 - a flag for typer, a keyword for other callers
         bool, typer.Option("--insecure", help="Serve other machines too, without authentication or TLS.")
+    ] = False,
+    migrate: Annotated[  # noqa: FBT002 - as above
+        bool, typer.Option("--migrate", help="Create or upgrade the tables of a PostgreSQL database first.")
     ] = False,
     check: Annotated[float, typer.Option(min=0, help="Seconds to check that the store is whole; 0: no check.")] = 10,
 ) -> None:
@@ -45,7 +50,7 @@ def serve(
     finally:
         gc.enable()
     try:
-        app.serve(host, port, store, insecure=insecure, check=check)
+        app.serve(host, port, store, insecure=insecure, migrate=migrate, check=check)
     except StoreDamaged as error:
         fail("serve", sentence(error), DAMAGED)
     except LeasekitError as error:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 With --watch, one task is watched until it has ended: exit code 1 if it did
 not end as a success. In a pipe, a task is printed as lines of name and value,
-and one line for each run; without an id, a line of names, then one for each
-kind: kind, tasks, ended, running and dead ones. Kinds once:celery:… are
-one line.
+and one line for each run, with its error; without an id, a line of names,
+then one for each kind: kind, tasks, ended, running and dead ones. Kinds
+once:celery:… are one line.
 With --json, one document; with --watch too, a JSON line for each change.
 
 \b
@@ -133,9 +133,17 @@ class _Task:
         return {name: value for name, value in facts.items() if value not in (None, "")}
 
     def lines(self) -> list[list[object]]:
-        """Return the lines of a pipe, as lists of fields: name and value, then a line for each run that has ended."""
+        """Return the lines of a pipe, as lists of fields: name and value, then a line for each ended run."""
         runs: list[list[object]] = [
-            ["run", run.fence, run.attempt, run.outcome, output.moment(run.at), run.worker or ""]
+            [
+                "run",
+                run.fence,
+                run.attempt,
+                run.outcome,
+                output.moment(run.at),
+                run.worker or "",
+                output.error_text(run.error),
+            ]
             for run in self.document.history
         ]
         return [*([name, value] for name, value in self._facts().items()), *runs]

@@ -1,6 +1,9 @@
 """`leasekit tasks`: list tasks, and follow their changes."""
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +36,7 @@ progress, result and error, and the times of its run.
 \b
 Examples:
   leasekit tasks --kind thumbnail --status processing
+  leasekit tasks --status failed --since 24h
   leasekit tasks --newest --limit 20 --wide
   leasekit tasks --follow
   leasekit tasks --status dead --limit 0 --json | jq -r .reason
@@ -40,6 +44,13 @@ Examples:
 
 LEASED = frozenset({Status.CLAIMED, Status.PROCESSING})
 WAITING = frozenset(status for status in Status if not status.ended) - LEASED
+_FAILED = (Status.FATAL_FAILURE, Status.DROPPED, Status.DEAD)
+
+
+def _names(incomplete: str) -> list[str]:
+    """Return what --status takes, for the shell too."""
+    return [name for name in (*Status, "failed") if name.startswith(incomplete)]
+
 
 Pages = Callable[[str | None, int], Page]
 
@@ -51,7 +62,24 @@ def tasks(
     ca: options.Ca = None,
     proxy: options.Proxy = None,
     kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
-    status: Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks in this status.")] = None,
+    status: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--status",
+            "-s",
+            metavar="STATUS",
+            autocompletion=_names,
+            help="Only tasks in this status, or failed: dead, fatal_failure, dropped. May be given several times.",
+        ),
+    ] = None,
+    since: Annotated[
+        float | None,
+        typer.Option(
+            parser=options.age,
+            metavar="AGE",
+            help="Only tasks that ended within this time, or were scheduled if they have not: seconds, 12h or 7d.",
+        ),
+    ] = None,
     collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
     worker: Annotated[str | None, typer.Option(help="Only tasks that this worker holds, or held last.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")] = 100,
@@ -59,7 +87,7 @@ def tasks(
         bool, typer.Option("--follow", "-f", help="Show the newest, then each task that is new or changes its status.")
     ] = False,
     newest: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--newest", help="Newest first. All tasks that match are read.")
+        bool, typer.Option("--newest", help="Newest first.")
     ] = False,
     wide: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--wide", "-w", help="All columns, and nothing cut, however narrow the terminal is.")
@@ -72,27 +100,47 @@ def tasks(
     Oldest first, unless --newest says otherwise. With --follow the command goes on until Ctrl-C, and the limit is for
     the tasks that exist already.
     """
+    statuses = _statuses(status or [])
+    begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
     with connected(backend, options.service(header, ca, proxy)) as client:
         if follow:
             # Filtered here: the service lists other tasks too, so that every change is seen.
             def wanted(task: TaskInfo) -> bool:
-                return status in (None, task.status) and worker in (None, task.worker)
+                is_recent = begin is None or _last_change(task) >= begin
+                return is_recent and (not statuses or task.status in statuses) and worker in (None, task.worker)
 
             _follow(client, kind, collection, wanted, limit=limit, every=interval, as_json=as_json)
             return
 
-        def pages(cursor: str | None, size: int) -> Page:
+        def pages(status: Status | None, cursor: str | None, size: int) -> Page:
             return client.list_tasks(
-                kind=kind, status=status, collection=collection, worker=worker, cursor=cursor, limit=size
+                kind=kind, status=status, collection=collection, worker=worker, newest=newest, cursor=cursor, limit=size
             )
 
-        found = all_tasks(pages)
-        if newest:
-            found = reversed(list(found))
-        ended = status is not None and status.ended
+        listings = [all_tasks(partial(pages, one)) for one in statuses or (None,)]
+        found: Iterator[TaskInfo] = heapq.merge(*listings, key=_scheduled_at, reverse=newest)
+        if begin is not None:
+            found = (task for task in found if _last_change(task) >= begin)
+        ended = bool(statuses) and all(one.ended for one in statuses)
         _print(found if limit == 0 else islice(found, limit), ended=ended, as_json=as_json, wide=wide)
         if next(found, None) is not None:
             typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
+
+
+def _statuses(names: Sequence[str]) -> list[Status]:
+    """Return the statuses that are asked for, each once. Raises `BadParameter` for a name that is none."""
+    if unknown := next((name for name in names if name not in _names("")), None):
+        raise typer.BadParameter(f"{unknown!r} is not one of {', '.join(_names(''))}", param_hint="--status")
+    chosen = [status for name in names for status in (_FAILED if name == "failed" else (Status(name),))]
+    return list(dict.fromkeys(chosen))
+
+
+def _scheduled_at(task: TaskInfo) -> datetime:
+    return task.scheduled_at or task.at
+
+
+def _last_change(task: TaskInfo) -> datetime:
+    return task.ended_at or _scheduled_at(task)
 
 
 def all_tasks(pages: Pages) -> Iterator[TaskInfo]:

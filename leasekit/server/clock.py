@@ -1,4 +1,4 @@
-"""The two clocks of a store, neither of which steps back.
+"""The two clocks of a store, neither of which steps back: those of this process, or those of a shared database.
 
 Leases end by *instants*: CLOCK_BOOTTIME, which counts suspended time and has no steps, so that no correction of the
 wall clock shortens a lease. Instants are seconds since the epoch, as the wall clock showed it when the process started.
@@ -14,10 +14,14 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
-from leasekit.server.store import Anchor
+from leasekit.config import DRIFT
+from leasekit.server.store import Anchor, Reading, SharedTx, Tx
 
+ALIVE = 10.0
+"""Seconds after a sign of a node during which it is alive."""
+_OUTAGE = 10.0  # seconds without a successful write after which leases are restarted: holders could not renew them
 _STALL = 5.0  # seconds between two readings; the consumer causes a reading each second
 _STEP = 1.0  # seconds between two readings by which the clocks differ after a step; a slewed clock differs by less
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # only Linux has CLOCK_BOOTTIME
@@ -45,11 +49,54 @@ class Moment(NamedTuple):
 
     now: float  # the time by which tasks are due, in seconds since the epoch
     instant: float  # the same moment by the clock without steps, by which leases end
-    after_gap: bool  # the process did not run for a while before this reading
+    after_gap: bool  # nothing was written for a while before this reading: holders could not renew their leases
 
 
-class StoreClock:
-    """The clocks of one store; only its writer calls `read`, any thread may call `peek` and `instant`.
+class Clock(Protocol):
+    """The clocks of one store; only its writer calls `read`, `begin`, `succeeded` and `failed`."""
+
+    steps: int
+    """The steps of the wall clock, in either direction."""
+    stalls: int
+    """The times in which this process did not run."""
+    has_company: bool = False
+    """Whether other nodes have the store open."""
+
+    @property
+    def gained(self) -> float:
+        """Seconds by which the clock of due times is ahead of the clock of leases. Any thread."""
+        ...
+
+    def instant(self) -> float:
+        """Return the time by which leases end. Any thread."""
+        ...
+
+    def peek(self) -> float:
+        """Return the time by which tasks are due, as of the last step that the writer has noted. Any thread."""
+        ...
+
+    def read(self) -> Moment:
+        """Read the clocks before a transaction."""
+        ...
+
+    def begin(self, tx: Tx, moment: Moment) -> tuple[Moment, float | None]:
+        """Return the moment of a transaction that has begun, given what was read before.
+
+        Also return what a gap has added to the instants in the store; None: unknown.
+        """
+        ...
+
+    def succeeded(self) -> None:
+        """Note that the transaction has ended well. Until then, a gap is noted in each transaction."""
+        ...
+
+    def failed(self, moment: Moment) -> None:
+        """Note that the store failed in the transaction before which this moment was read."""
+        ...
+
+
+class StoreClock(Clock):
+    """The clocks of this process, for a store that has one writer.
 
     `clock` replaces the wall clock in tests, `boot` replaces CLOCK_BOOTTIME; without `boot`, `clock` replaces both.
     With a replaced CLOCK_BOOTTIME, no time between two readings is a gap unless `stall` gives the limit in seconds.
@@ -74,10 +121,11 @@ class StoreClock:
         self.steps = 0  # of the wall clock, in either direction
         self.stalls = 0  # gaps between two readings
         self._read_at = self.instant()
+        self._is_after_gap = True
+        self._failing_since = math.inf
 
     @property
     def gained(self) -> float:
-        """Seconds by which the clock of due times is ahead of the clock of leases. Any thread."""
         return self._gained
 
     def read(self) -> Moment:
@@ -90,6 +138,23 @@ class StoreClock:
         is_after_gap = stalled > self._stall
         self.stalls += is_after_gap
         return Moment(instant + self._gained, instant, is_after_gap)
+
+    def begin(self, tx: Tx, moment: Moment) -> tuple[Moment, float | None]:
+        # Kept until a transaction succeeds: one that fails is undone, and its restart of leases with it.
+        self._is_after_gap |= moment.after_gap or moment.instant - self._failing_since > _OUTAGE
+        shift: float | None = None
+        # The wall clock may have stepped back unnoticed: due tasks must not wait until it has caught up.
+        if self._is_after_gap:
+            moment = self.not_before(tx.latest_time())
+            shift = self.shift(tx.anchor(), moment.instant)
+        tx.set_anchor(self.anchor(moment.instant))
+        return Moment(moment.now, moment.instant, self._is_after_gap), shift
+
+    def succeeded(self) -> None:
+        self._is_after_gap, self._failing_since = False, math.inf
+
+    def failed(self, moment: Moment) -> None:
+        self._failing_since = min(self._failing_since, moment.instant)
 
     def not_before(self, at: float) -> Moment:
         """Read both clocks, moved forward to `at` where they are behind: all ends of leases must be set anew."""
@@ -116,9 +181,124 @@ class StoreClock:
         return instant - (anchor.instant + passed)
 
     def instant(self) -> float:
-        """Return the time by which leases end. Any thread."""
         return self._boot() + self._started_at
 
     def peek(self) -> float:
-        """Return the time by which tasks are due, as of the last step that the writer has noted. Any thread."""
         return self.instant() + self._gained
+
+
+_NOISE = 0.1  # seconds; two readings of boot clocks by different processes say no more exactly what a clock gained
+_BACK = 2.0  # seconds before the last sign of a node; a clock that shows them has stepped back
+_SIGN_EVERY = 1.0  # seconds between two signs of this node
+_FORGET_EVERY = 60.0
+_FORGET_AFTER = 600.0  # seconds without a sign after which a node is forgotten
+
+
+class DatabaseClock(Clock):
+    """The clocks of a database that several nodes share: its wall clock, and what the nodes know of its steps.
+
+    Leases end by the database's clock less a correction, which is kept in the database. A forward step would end
+    leases early: a node that sees the database gain more than its own boot clock adds the step to the correction. It
+    only proves a step beyond the time that a reading takes, so that a slow network hides small steps, but no sum of
+    them. A backward step lets leases last longer; it is corrected once the clock is behind the signs of the nodes.
+
+    Leases are restarted if no node has been alive for a while: not when one of several nodes starts, stalls or
+    cannot reach the database. The time until then does not count, unless a boot clock has measured it.
+
+    With a replaced boot clock, no time between two readings is a gap unless `stall` gives the limit in seconds.
+    """
+
+    def __init__(
+        self, boot: Callable[[], float] = boottime, *, boot_id: str = "by hand", stall: float | None = None
+    ) -> None:
+        self._boot = boot
+        self._boot_id = _boot_id() if boot is boottime else boot_id
+        self._stall = (_OUTAGE if boot is boottime else math.inf) if stall is None else stall
+        self._offset = time.time() - boot()  # from the boot clock to the clock of leases
+        self._gained = 0.0
+        self._bounds: tuple[float, float, float] | None = None  # of the offset, and when they were read
+        self._has_begun = False
+        self._signed_at = self._signing_at = -math.inf
+        self._forgot_at = -math.inf
+        self.steps = 0
+        self.stalls = 0
+
+    @property
+    def gained(self) -> float:
+        return self._gained
+
+    def instant(self) -> float:
+        return self._boot() + self._offset
+
+    def peek(self) -> float:
+        return self.instant() + self._gained
+
+    def read(self) -> Moment:
+        return Moment(self.peek(), self.instant(), after_gap=False)
+
+    def begin(self, tx: Tx, moment: Moment) -> tuple[Moment, float | None]:
+        shared = cast("SharedTx", tx)
+        reading = shared.reading
+        step, is_after_gap = self._judge(reading) if self._has_begun else self._judge_start(reading)
+        gained = max(reading.gained, reading.correction + step)
+        if step:
+            shared.correct_clock(reading.correction + step, gained)
+            self.steps += 1
+        instant = reading.wall - reading.correction - step
+        self._remember(reading, instant)
+        self._gained = gained
+        self.has_company = reading.others_seen is not None and instant - reading.others_seen < ALIVE
+        # The earliest that this may have been read: a claim must not seem to have come before it did, because its
+        # client would trust the lease by as much too long.
+        self._offset = instant - reading.before
+        if instant - self._signed_at >= _SIGN_EVERY or is_after_gap:
+            self._sign_in(shared, instant)
+        return Moment(instant + gained, instant, is_after_gap), 0.0
+
+    def succeeded(self) -> None:
+        self._has_begun = True
+        self._signed_at = self._signing_at
+
+    def failed(self, moment: Moment) -> None:
+        """Do nothing: the signs of the nodes in the database show how long nobody could write."""
+
+    def _sign_in(self, tx: SharedTx, instant: float) -> None:
+        tx.sign_in(Anchor(self._boot_id, tx.reading.after, instant))
+        self._signing_at = instant
+        if instant - self._forgot_at > _FORGET_EVERY:
+            tx.forget_nodes(instant - _FORGET_AFTER)
+            self._forgot_at = instant
+
+    def _judge(self, reading: Reading) -> tuple[float, bool]:
+        """Return the step of the database's clock since the last reading, and whether no node was alive."""
+        instant = reading.wall - reading.correction
+        least, most, at = self._bounds or (-math.inf, math.inf, reading.after)
+        gain = instant - reading.after - most
+        step = gain if gain > DRIFT * (reading.after - at) else 0.0
+        last = -math.inf if reading.last is None else reading.last.instant
+        if instant < last - _BACK:
+            step = instant - max(last, least + reading.before)
+        return step, instant - step - last > self._stall
+
+    def _judge_start(self, reading: Reading) -> tuple[float, bool]:
+        """Return by what the database's clock differs from the last sign, and whether no other node is alive."""
+        instant, last = reading.wall - reading.correction, reading.last
+        others_seen = -math.inf if reading.others_seen is None else reading.others_seen
+        if last is None:
+            return 0.0, True
+        if last.boot_id == self._boot_id:
+            step = instant - (last.instant + max(reading.after - last.boot, 0.0))
+            step = step if abs(step) > _NOISE else 0.0
+            return step, instant - step - others_seen > _OUTAGE
+        is_alone = instant - others_seen > _OUTAGE
+        # Nodes that are alive sign more often: more than that may be a step that none of them has seen yet.
+        is_step = is_alone or abs(instant - last.instant) > _BACK
+        return (instant - last.instant if is_step else 0.0), is_alone
+
+    def _remember(self, reading: Reading, instant: float) -> None:
+        least, most = instant - reading.after, instant - reading.before
+        if self._bounds is not None:
+            slack = DRIFT * (reading.after - self._bounds[2])
+            if self._bounds[0] - slack <= most and least <= self._bounds[1] + slack:  # no backward step
+                least, most = max(least, self._bounds[0] - slack), min(most, self._bounds[1] + slack)
+        self._bounds = least, most, reading.after

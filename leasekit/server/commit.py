@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from leasekit._log import LogThread
 from leasekit.errors import Throttled, Unavailable
-from leasekit.server.clock import Moment, StoreClock
+from leasekit.server.clock import Clock, Moment
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
-from leasekit.server.store import Store, Tx
+from leasekit.server.store import Contended, Locked, SharedStore, Store, Tx
 from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 
@@ -34,7 +34,7 @@ logger = logging.getLogger("leasekit.server")
 
 _COMMIT = 5000  # items in one transaction, at most: a heartbeat may have to wait for so many before it
 
-_OUTAGE = 10.0  # seconds without a successful write after which leases are restarted: holders could not renew them
+_TRIES = 20  # of a transaction whose rows other nodes change at the same time
 
 _ENDED_BADLY = "the writer thread has failed (the log has the error): restart the server"
 
@@ -81,13 +81,14 @@ class GroupCommit:
         store: Store,
         ranks: Sequence[RequestClass],
         *,
-        clock: StoreClock,
+        clock: Clock,
         random: _random.Random,
         on_ready: Callable[[Mapping[str, NewlyDue]], None],
         on_gap: Callable[[UnitOfWork, float | None], None],
         feed: Feed | None = None,
     ) -> None:
         self._store = store
+        self._is_shared = isinstance(store, SharedStore)
         self._queues: dict[RequestClass, deque[_Job]] = {rank: deque() for rank in ranks}
         self._applied = sorted(ranks, key=lambda rank: rank.is_last)
         self._waiting: dict[RequestClass, int] = dict.fromkeys(ranks, 0)
@@ -100,9 +101,8 @@ class GroupCommit:
         self.last_at: float | None = None  # of the last transaction, by the clock of leases
         self.sizes = Histogram([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
         self.seconds = Histogram([0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5])  # of one
-        self._is_after_gap = True
+        self.retries = 0  # transactions that were repeated because other nodes had changed the same rows
         self._is_repeated = False  # the requests may have been applied already: the result of a commit is unknown
-        self._failing_since = math.inf
         self._wake = threading.Condition()
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop
@@ -250,15 +250,23 @@ class GroupCommit:
             self._is_repeated = was
 
     def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":
+        for _ in range(_TRIES):
+            try:
+                return self._try(jobs)
+            except Locked as error:  # other requests must not wait for that lock once more
+                raise Unavailable(f"rows are locked by another session: try again later ({error})") from error
+            except Contended:
+                self.retries += 1  # it was undone, and now sees what the other nodes have written
+        raise Unavailable("other nodes change the same tasks all the time: try again later")
+
+    def _try(self, jobs: Sequence[_Job]) -> "_Outcome":
         moment = self._clock.read()
-        # Kept until a transaction succeeds: one that fails is undone, and its restart of leases with it.
-        self._is_after_gap |= moment.after_gap or moment.instant - self._failing_since > _OUTAGE
         answered: list[tuple[_Job, Any]] = []
         try:
             with self._store.transaction() as tx:
                 if self.fault is not None:
                     tx.probe_write()
-                turn = self._begin_turn(tx, moment)
+                turn = self._begin_turn(tx, *self._clock.begin(tx, moment))
                 for rank in self._applied:
                     batch = [job for job in jobs if job.rank is rank]
                     if batch:
@@ -266,26 +274,25 @@ class GroupCommit:
                         answered += zip(batch, answers, strict=True)
         except Unavailable as error:
             self.fault = str(error)
-            self._failing_since = min(self._failing_since, moment.instant)
+            self._clock.failed(moment)
             raise
-        self._is_after_gap, self.fault, self._failing_since = False, None, math.inf
+        self._clock.succeeded()
+        self.fault = None
         self.tally.add(turn)
         self.last_at = turn.instant
         return _Outcome(answered, turn.readied(), turn.happened or ())
 
-    def _begin_turn(self, tx: Tx, moment: Moment) -> UnitOfWork:
-        shift: float | None = None
-        # The wall clock may have stepped back unnoticed: due tasks must not wait until it has caught up.
-        if self._is_after_gap:
-            moment = self._clock.not_before(tx.latest_time())
-            shift = self._clock.shift(tx.anchor(), moment.instant)
-        tx.set_anchor(self._clock.anchor(moment.instant))
+    def _begin_turn(self, tx: Tx, moment: Moment, shift: float | None) -> UnitOfWork:
         turn = UnitOfWork(
-            tx, now=moment.now, instant=moment.instant, random=self._random, is_repeated=self._is_repeated
+            tx,
+            now=moment.now,
+            instant=moment.instant,
+            random=self._random,
+            is_repeated=self._is_repeated or self._is_shared,
         )
         if self._feed is not None and self._feed.wanted:
             turn.happened = []
-        if self._is_after_gap:
+        if moment.after_gap:
             self._on_gap(turn, shift)
         return turn
 

@@ -22,6 +22,7 @@ from leasekit.task import (
     Beat,
     Claimed,
     NewTask,
+    NodeInfo,
     Page,
     Purged,
     Redriven,
@@ -96,6 +97,9 @@ class DirectBackend:
 
     async def workers(self) -> list[WorkerInfo]:
         return await (await self._engine()).workers()
+
+    async def nodes(self) -> list[NodeInfo]:
+        return await (await self._engine()).nodes()
 
     async def purge(self, **options: Any) -> Purged:
         return await (await self._engine()).purge(checked(wire.PurgeRequest, options))

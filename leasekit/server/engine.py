@@ -7,6 +7,7 @@ and the long polls, runs the consumer, and opens and closes all of them.
 import asyncio
 import logging
 import random as _random
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,20 +16,23 @@ from typing import Any, TypeVar
 from msgspec import Raw
 
 from leasekit.errors import BackendError, Throttled, Unavailable
-from leasekit.server.clock import StoreClock
+from leasekit.server.clock import Clock, DatabaseClock, StoreClock, boottime
 from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
+from leasekit.server.neighbours import Neighbours
 from leasekit.server.roles import backlog, claims, consumer, frontend, hsc, redrive
 from leasekit.server.roles.cancel_hints import CancelHints
-from leasekit.server.store import Filter, Holding, Space, Store, View
+from leasekit.server.roles.directory import Directory, only_node
+from leasekit.server.store import Filter, SharedStore, Space, Store, View
 from leasekit.server.sweeper import SWEEPING, Sweeper
-from leasekit.server.unit_of_work import TaskEvent, UnitOfWork
+from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 from leasekit.task import (
     Beat,
     Claimed,
     NewTask,
+    NodeInfo,
     Page,
     Redriven,
     Scheduled,
@@ -51,6 +55,7 @@ _STALLED = 5  # periods between two readings of the clock that count as a gap: t
 _REAP_MOST = 1000  # leases that are expired in one tick, at most
 _READERS = 4
 _READS = 200  # reads that may wait
+_LOOK = 2.0  # seconds that a look at the other nodes may take
 _PATIENCE = 5.0  # seconds that the writer may take to answer a readiness probe
 _SEEN_FOR = 600.0  # seconds for which a worker without leases is listed
 
@@ -58,9 +63,10 @@ _SEEN_FOR = 600.0  # seconds for which a worker without leases is listed
 class Engine:
     """A task server in this process; an async context manager.
 
-    `clock` is the wall clock in seconds since the epoch, by which tasks are due. Leases end by `boot`, a clock without
-    steps; without `boot`, `clock` serves for both. `boot_id` names the start of `boot`, and changes when `boot` starts
-    anew. `period` is the seconds between two ticks of the consumer; `writer` is the class that applies requests.
+    `clock` is the wall clock in seconds since the epoch, by which tasks are due; also in place of a shared database's.
+    Leases end by `boot`, a clock without steps; without `boot`, `clock` serves for both. `boot_id` names the start of
+    `boot`, and changes when `boot` starts anew. `period` is the seconds between two ticks of the consumer; `writer` is
+    the class that applies requests.
 
     Methods raise `Throttled` if too many requests wait already, and `Unavailable` if the store fails: whether the
     request was applied is then unknown, and it may be repeated.
@@ -78,11 +84,17 @@ class Engine:
         writer: type[GroupCommit] = GroupCommit,
     ) -> None:
         self._period = _PERIOD if period is None else period
-        self._clock = StoreClock(clock, boot, boot_id=boot_id, stall=None if period is None else _STALLED * period)
+        stall = None if period is None else _STALLED * period
+        self._clock: Clock
+        if isinstance(store, SharedStore):
+            store.wall, store.boot = clock, boot or clock or boottime
+            self._clock = DatabaseClock(store.boot, boot_id=boot_id, stall=stall)
+        else:
+            self._clock = StoreClock(clock, boot, boot_id=boot_id, stall=stall)
         self._random = random or _random.SystemRandom()
         self._store = store
         self._long_polls = LongPolls(self._attempt, self._clock)
-        self.feed = Feed()
+        self.feed = Feed(pass_on=lambda events: self._tell_others(events=events))
         self.check_room: Callable[[], None] = lambda: None
         """Called before tasks are granted; raises `Throttled` if there is no room for an answer."""
         self.cramped: str | None = None
@@ -92,15 +104,27 @@ class Engine:
             _SURVIVAL,
             clock=self._clock,
             random=self._random,
-            on_ready=self._long_polls.ready,
+            on_ready=self._on_ready,
             on_gap=consumer.restart_leases,
             feed=self.feed,
         )
         self._readers: DaemonThreads
         self._reads = 0
-        self._seen: dict[str, float] = {}  # worker → when it was last heard of
-        self._claimed_kinds = claims.ClaimedKinds()
+        self._directory = Directory()
         self._cancel_hints = CancelHints()
+        self.address: str | None = None
+        """Where a server serves this engine."""
+        self._id, self._started_at = uuid.uuid4().hex, 0.0
+        self.neighbours: Neighbours | None = None
+        if isinstance(store, SharedStore):
+            self.neighbours = Neighbours(
+                *(store, self._clock),
+                polls=self._long_polls,
+                cancels=self._cancel_hints,
+                feed=self.feed,
+                directory=self._directory,
+                run=self._in_reader,
+            )
         self.sweeper = Sweeper(self._read, self._commit, self._clock, keep=store.retention)
         self.purge, self.vacuum = self.sweeper.purge, self.sweeper.vacuum
         self._consumer: asyncio.Task[None] | None = None
@@ -108,6 +132,7 @@ class Engine:
 
     async def __aenter__(self) -> "Engine":
         await self.commit.start()
+        self._started_at = self._clock.peek()
         try:
             await self.tick()
         except BaseException:
@@ -116,6 +141,8 @@ class Engine:
         self._readers = DaemonThreads(_READERS, name="leasekit-reader")
         self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
         self._sweeping = asyncio.create_task(self.sweeper.run(), name="leasekit-sweeper")
+        if self.neighbours is not None:
+            self.neighbours.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -124,6 +151,8 @@ class Engine:
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
+        if self.neighbours is not None:
+            await self.neighbours.stop()
         self._consumer = self._sweeping = None
         self._long_polls.close()
         self._cancel_hints.end()
@@ -143,7 +172,9 @@ class Engine:
         return answer
 
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
-        return self._cancel_hints.tell(await self._write(_CANCEL, ids))
+        cancelled = await self._write(_CANCEL, ids)
+        self._tell_others(cancelled=cancelled)
+        return self._cancel_hints.tell(cancelled)
 
     async def cancels(self, *, worker: str, wait: float) -> list[str]:
         """Return the tasks of a worker whose cancel was requested since its last call; wait for the first of them."""
@@ -167,7 +198,7 @@ class Engine:
     async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
         """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`."""
         self._hear_of(worker)
-        self._claimed_kinds.add(worker, kinds)
+        self._directory.claims(worker, kinds)
         wait = min(wait, MAX_WAIT)
         return await self._long_polls.claim(worker=worker, claim_id=claim_id, kinds=kinds, limit=limit, wait=wait)
 
@@ -213,7 +244,7 @@ class Engine:
         return self._store.space()
 
     @property
-    def clock(self) -> StoreClock:
+    def clock(self) -> Clock:
         return self._clock
 
     @property
@@ -223,10 +254,15 @@ class Engine:
         return None if at is None else max(0.0, self._clock.instant() - at)
 
     async def workers(self) -> list[WorkerInfo]:
-        """List the workers that hold leases or sent a request in the last ten minutes."""
+        """List the workers that hold leases or sent a request in the last ten minutes, to any node that is alive."""
         running = await self._read(lambda view: view.holders())
-        names = sorted(self._seen.keys() | running.keys())
-        return [self._worker(name, running.get(name, Holding())) for name in names]
+        return self._directory.workers(running, [] if self.neighbours is None else await self.neighbours.workers())
+
+    async def nodes(self) -> list[NodeInfo]:
+        """List the nodes that share the store, also those that have left lately; this process alone, if none do."""
+        if self.neighbours is not None:
+            return await self.neighbours.nodes()
+        return only_node(self._id, address=self.address, started_at=self._started_at, now=self._clock.peek())
 
     @property
     def claims_waiting(self) -> int:
@@ -234,8 +270,8 @@ class Engine:
 
     @property
     def workers_heard(self) -> int:
-        """The number of workers that sent a request in the last ten minutes."""
-        return len(self._seen)
+        """The number of workers that sent a request to this node in the last ten minutes."""
+        return len(self._directory)
 
     async def ready(self) -> str | None:
         """Return None while requests can be served, else a sentence that says why not.
@@ -254,10 +290,11 @@ class Engine:
             return f"the store has not answered for {_PATIENCE:g} s"
         except BackendError as error:
             return str(error)
-        return self._store.damage or self.commit.fault
+        tables = None if self.neighbours is None else self.neighbours.company.fault
+        return self._store.damage or self.commit.fault or tables
 
     async def tick(self) -> None:
-        """Do the consumer's work once: expire leases, forget old workers, wake claims of due tasks."""
+        """Do the consumer's work once: expire leases, forget old workers, see other nodes, wake claims of due tasks."""
         self._check_store_space()
         taken = consumer.REAP_BATCH
         for _ in range(_REAP_MOST // consumer.REAP_BATCH):
@@ -268,7 +305,19 @@ class Engine:
                 logger.info("%d leases have expired", taken)
         self._forget_workers()
         self._long_polls.look()
+        if self.neighbours is not None and self._consumer is not None:
+            with suppress(TimeoutError):  # slow reads must not keep leases from their end
+                async with asyncio.timeout(_LOOK):
+                    await self.neighbours.look(address=self.address)
         self.feed.look()
+
+    def _on_ready(self, readied: Mapping[str, NewlyDue]) -> None:
+        self._long_polls.ready(readied)
+        self._tell_others(due=readied)
+
+    def _tell_others(self, **hints: Any) -> None:
+        if self.neighbours is not None:
+            self.neighbours.tell(**hints)
 
     def _check_store_space(self) -> None:
         was, self.cramped = self.cramped, self._store.cramped()
@@ -324,26 +373,17 @@ class Engine:
             return look(view)
 
     def _hear_of(self, worker: str) -> None:
-        if worker not in self._seen:
+        if self._directory.hear(worker, self._clock.peek()):
             self._tell_of(worker, "joined")
-        self._seen[worker] = self._clock.peek()
 
     def _tell_of(self, worker: str, event: str) -> None:
         if self.feed.wanted:
             self.feed.publish([TaskEvent(event=event, at=frontend.moment(self._clock.peek()), worker=worker)])
 
     def _forget_workers(self) -> None:
-        since = self._clock.peek() - _SEEN_FOR
-        for worker in [worker for worker, at in self._seen.items() if at < since]:
-            del self._seen[worker]
-            self._claimed_kinds.forget(worker)
+        for worker in self._directory.forget(before=self._clock.peek() - _SEEN_FOR):
             self._cancel_hints.forget(worker)
             self._tell_of(worker, "left")
-
-    def _worker(self, name: str, held: Holding) -> WorkerInfo:
-        seen = None if (at := self._seen.get(name)) is None else frontend.moment(at)
-        kinds = self._claimed_kinds.of(name)
-        return WorkerInfo(name=name, last_seen=seen, running=held.running, kinds=kinds, ttl=held.ttl)
 
     async def list_tasks(
         self,
@@ -352,10 +392,11 @@ class Engine:
         status: Status | None = None,
         collection: str | None = None,
         worker: str | None = None,
+        newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        wanted, gained = Filter(kind, status, collection, worker), self._clock.gained
+        wanted, gained = Filter(kind, status, collection, worker, newest), self._clock.gained
         return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit, gained=gained))
 
 
@@ -397,7 +438,7 @@ def _each(role: Callable[[UnitOfWork], _V]) -> Callable[[UnitOfWork, Sequence[An
 _HEARTBEAT = RequestClass("heartbeats", _itemwise(hsc.heartbeat), 100_000)
 _RELEASE = RequestClass("releases", _itemwise(hsc.results), 100_000)
 _RESULTS = RequestClass("results", _itemwise(hsc.results), 50_000)
-_REAP = RequestClass("reapings", _each(consumer.reap), 10)
+_REAP = RequestClass("reapings", _each(consumer.look), 10)
 _CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000)
 _CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
 _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)

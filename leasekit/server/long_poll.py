@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from leasekit.errors import Throttled
-from leasekit.server.clock import StoreClock
+from leasekit.server.clock import Clock
 from leasekit.server.commit import Done, resolve
 from leasekit.server.roles.claims import Answer, WaitingClaim
 from leasekit.server.unit_of_work import NewlyDue
@@ -49,7 +49,7 @@ def _number(poll: _Poll) -> int:
 class LongPolls:
     """The claims of one engine, from arrival to answer. `attempt(request, done)` makes the writer try a claim."""
 
-    def __init__(self, attempt: Callable[[WaitingClaim, Done], None], clock: StoreClock) -> None:
+    def __init__(self, attempt: Callable[[WaitingClaim, Done], None], clock: Clock) -> None:
         self._attempt = attempt
         self._clock = clock
         self._count = 0
@@ -107,6 +107,10 @@ class LongPolls:
         """Try as many claims of each kind as tasks are about to be written, in the same transaction."""
         for kind, number in arriving.items():
             self._wake(kind, number)
+
+    def kinds(self) -> list[str]:
+        """Return the kinds that parked claims wait for."""
+        return list(self._parked)
 
     def look(self) -> None:
         """Try one claim for each kind that has become due, or of which a claim was woken but not served."""

@@ -19,16 +19,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
-from leasekit.backend import Backend, CancelSource, Purger, Redriver, Scheduler, WorkerDirectory
+from leasekit.backend import Backend, CancelSource, NodeDirectory, Purger, Redriver, Scheduler, WorkerDirectory
 from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.local_socket import LONGEST, beside, socket_path, store_path
 from leasekit.server.store import RETENTION, Store
-from leasekit.server.store.lock import is_reserved, one_user
+from leasekit.server.store.sqlite.lock import is_reserved, one_user
 from leasekit.server.store.urls import open_store
-from leasekit.task import Purged, Vacuumed, WorkerInfo
+from leasekit.task import NodeInfo, Purged, Vacuumed, WorkerInfo
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -40,7 +40,7 @@ _WATCH = 0.5  # seconds between two looks at whether a server has reserved the s
 _LOOK = 0.02  # seconds between two looks at whether something has happened
 
 
-class _Service(Backend, Scheduler, CancelSource, WorkerDirectory, Redriver, Purger, Protocol):
+class _Service(Backend, Scheduler, CancelSource, WorkerDirectory, NodeDirectory, Redriver, Purger, Protocol):
     pass
 
 
@@ -64,6 +64,9 @@ class SharedBackend(ForwardingScheduler):
 
     async def workers(self) -> list[WorkerInfo]:
         return cast("list[WorkerInfo]", await self._call("workers"))
+
+    async def nodes(self) -> list[NodeInfo]:
+        return cast("list[NodeInfo]", await self._call("nodes"))
 
     async def cancels(self, *, wait: float) -> list[str]:
         """Wait for cancel requests: see `CancelSource`."""
@@ -143,6 +146,15 @@ class SharedBackend(ForwardingScheduler):
                 async with asyncio.timeout(_FOR_THE_SERVER):
                     while self._path is not None and not self._path.exists():  # noqa: ASYNC110 - of another process
                         await asyncio.sleep(_LOOK)
+
+
+def connect_database(url: str, *, worker: str) -> EmbeddedBackend:
+    """Return a backend over a PostgreSQL database, which this process opens as a node when it makes its first call.
+
+    Raises `ConfigError` for a URL that cannot be read, and `MissingDependency`.
+    """
+    store = open_store(url)
+    return EmbeddedBackend(lambda: Engine(store), worker=worker)
 
 
 def connect(url: str, *, worker: str) -> SharedBackend:

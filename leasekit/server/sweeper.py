@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from leasekit.errors import BackendError
-from leasekit.server.clock import StoreClock
+from leasekit.server.clock import Clock
 from leasekit.server.commit import RequestClass
 from leasekit.server.roles import retention
 from leasekit.server.roles.frontend import NAME_UNUSED
@@ -37,7 +37,7 @@ class Sweeper:
         self,
         read: Callable[[Callable[[View], Any]], Coroutine[Any, Any, Any]],
         commit: Callable[[RequestClass, Any, int], Coroutine[Any, Any, Any]],
-        clock: StoreClock,
+        clock: Clock,
         *,
         keep: float,
     ) -> None:

@@ -23,13 +23,15 @@ from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
 from leasekit.server.roles import claims, consumer, frontend, hsc, redrive, retention
 from leasekit.server.roles.cancel_hints import CancelHints
-from leasekit.server.store import RETENTION, Filter, Holding, View
+from leasekit.server.roles.directory import Directory, only_node
+from leasekit.server.store import RETENTION, Filter, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
     Beat,
     Claimed,
     NewTask,
+    NodeInfo,
     Page,
     Purged,
     Redriven,
@@ -109,8 +111,8 @@ class MemoryService:
         self._bell = Notifier()  # rung when a task may have become ready, or something is due earlier
         self._polls: dict[tuple[str, str], _Poll] = {}
         self._numbers = itertools.count()
-        self._seen: dict[str, float] = {}  # worker → when it last called
-        self._claimed_kinds = claims.ClaimedKinds()
+        self._directory = Directory()
+        self._id, self._started_at = uuid4().hex, math.inf  # at the first request
         self._cancel_hints = CancelHints()
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
@@ -144,8 +146,8 @@ class MemoryService:
         """Grant up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
         kinds = tuple(dict.fromkeys(kinds))
         with self._bell.listen() as rung, self._asking((worker, claim_id)) as (arrived_at, now):
-            self._seen[worker] = now
-            self._claimed_kinds.add(worker, kinds)
+            self._directory.hear(worker, now)
+            self._directory.claims(worker, kinds)
             request = claims.WaitingClaim(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
             deadline = now + min(wait, MAX_WAIT)
             while True:
@@ -180,13 +182,13 @@ class MemoryService:
     async def heartbeat(self, worker: str, beats: Sequence[Beat]) -> list[Verdict]:
         """Renew leases: one verdict for each, in order."""
         with self._turn() as turn:
-            self._seen[worker] = turn.now
+            self._directory.hear(worker, turn.now)
             return hsc.heartbeat(turn, beats)
 
     async def results(self, worker: str, settlements: Sequence[Settlement]) -> list[Verdict]:
         """End leases: one verdict for each, in order."""
         with self._turn() as turn:
-            self._seen[worker] = turn.now
+            self._directory.hear(worker, turn.now)
             verdicts = hsc.results(turn, settlements)
         self._bell.ring()
         return verdicts
@@ -205,23 +207,19 @@ class MemoryService:
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that have called so far."""
         with self._view() as view:
-            running = view.holders()
-        return [
-            WorkerInfo(
-                name=name,
-                last_seen=frontend.moment(at),
-                running=(held := running.get(name, Holding())).running,
-                kinds=self._claimed_kinds.of(name),
-                ttl=held.ttl,
-            )
-            for name, at in sorted(self._seen.items())
-        ]
+            return self._directory.workers(view.holders())
+
+    async def nodes(self) -> list[NodeInfo]:
+        """Return this service, the only node."""
+        with self._turn() as turn:
+            return only_node(self._id, started_at=self._started_at, now=turn.now)
 
     @contextmanager
     def _turn(self) -> Generator[UnitOfWork]:
         """Open a transaction, after all leases that have ended by now are expired in it."""
         with self._lock, self._store.transaction() as tx:
             now = self._latest = max(self._latest, self._clock())
+            self._started_at = min(self._started_at, now)
             turn = UnitOfWork(tx, now=now, instant=now, random=self._random)
             consumer.reap(turn, limit=sys.maxsize)
             old = retention.choose(tx, Filter(), until=now - RETENTION, cursor=None)
@@ -274,7 +272,7 @@ class MemoryService:
             return Vacuumed(freed=0, left=view.free_space())
 
     async def list_tasks(self, *, cursor: str | None = None, limit: int, **wanted: Any) -> Page:
-        """Return the tasks that match all given filters, oldest first."""
+        """Return the tasks that match all given filters, in the order that they say."""
         with self._view() as view:
             return frontend.page(view, Filter(**wanted), cursor=cursor, limit=limit)
 

@@ -23,4 +23,4 @@ class TestJoined(RedriverContract):
 
     async def interrupt(self, *tasks: Task) -> None:
         """As after a time in which the owner of the store did not run."""
-        (await self._owner._own._engine()).commit._is_after_gap = True
+        (await self._owner._own._engine()).clock._is_after_gap = True  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from leasekit.cli import LAST_WORDS
 from leasekit.cli.app import COMMANDS, load
 from tests.cli.conftest import Run
 
-ASKS_A_SERVICE = ["schedule", "status", "tasks", "cancel", "workers", "stats"]
+ASKS_A_SERVICE = ["schedule", "status", "tasks", "cancel", "workers", "nodes", "stats"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -32,7 +32,7 @@ def test_the_summary_of_a_command_is_the_first_line_of_its_own_help(name: str) -
     assert load(name).help.partition("\n")[0] == COMMANDS[name]
 
 
-@pytest.mark.parametrize("name", ["tasks", "redrive", "purge"])
+@pytest.mark.parametrize("name", ["redrive", "purge"])
 def test_an_option_of_one_value_that_is_given_twice_is_refused(run: Run, name: str) -> None:
     done = run(name, "--status", "dead", "-s", "fatal_failure")
     assert (done.exit_code, done.stdout) == (2, "")
@@ -103,7 +103,7 @@ def complete(words: str) -> list[str]:
 def test_the_shell_completes_commands_options_and_statuses() -> None:
     assert complete("leasekit sta") == ["status", "stats"]
     assert "--follow" in complete("leasekit tasks --f")
-    assert complete("leasekit tasks --status f") == ["fatal_failure"]
+    assert complete("leasekit tasks --status f") == ["fatal_failure", "failed"]
 
 
 def test_the_script_for_completion_is_shown() -> None:

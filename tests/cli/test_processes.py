@@ -51,9 +51,9 @@ def test_an_embedded_server_tells_of_its_workers(tmp_path: Path) -> None:
 
 FULL_DISK = """
 from leasekit.cli import main
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 
-SqlStore.cramped = lambda self: "the disk of the store is almost full"
+SqliteStore.cramped = lambda self: "the disk of the store is almost full"
 main()
 """
 

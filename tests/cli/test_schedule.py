@@ -12,7 +12,7 @@ from leasekit import Client, Status
 from leasekit.cli.errors import sentence
 from leasekit.errors import Refused
 from leasekit.testing import memory
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, Start
 
 
 def test_it_prints_the_id_of_a_task_that_is_there(run: Run, client: Client) -> None:
@@ -189,3 +189,10 @@ def test_a_wait_that_takes_too_long_ends_and_the_task_goes_on(run: Run, client: 
     assert "leasekit status mine --watch" in done.stderr
     assert task is not None
     assert task.status is Status.NEW
+
+
+def test_ctrl_c_while_waiting_says_that_the_task_goes_on(terminal: Start) -> None:
+    waiting = terminal("schedule", "k", "--id", "waits-on", "--wait")
+    waiting.until("k new, attempt 0")
+    assert waiting.interrupt() == 130
+    assert "the task goes on: leasekit status waits-on shows it, leasekit cancel waits-on ends it" in waiting.seen

@@ -43,6 +43,14 @@ def test_a_task_is_lines_of_name_and_value_and_its_runs(run: Run) -> None:
     assert [line[3] for line in lines if line[0] == "run"] == ["success"]
 
 
+def test_a_run_that_failed_is_a_line_with_its_error(run: Run, client: Client) -> None:
+    client.schedule("k", id="bad", max_attempts=1)
+    with pytest.raises(ValueError, match="no"), leasekit.lease(next(client.tasks("k"))):
+        raise ValueError("no such film")
+    (line,) = [line.split("\t") for line in run("status", "bad").stdout.splitlines() if line.startswith("run")]
+    assert (line[3], line[6]) == ("retry", "ValueError: no such film")
+
+
 @pytest.mark.usefixtures("done")
 def test_a_task_as_json_is_one_document_with_its_history(run: Run) -> None:
     document = json.loads(run("status", "good", "--json").stdout)
@@ -318,7 +326,7 @@ def test_a_backend_that_does_not_tell_who_works_says_so(run: Run) -> None:
 def test_an_unknown_scheme_is_wrong_usage(run: Run) -> None:
     done = run("stats", "-b", "gopher://there")
     assert done.exit_code == 2
-    assert "installed are http, http+unix, https, memory, redis" in done.stderr
+    assert "installed are http, http+unix, https, memory, postgres, postgresql, redis" in done.stderr
 
 
 def test_where_nobody_answers_it_says_at_once_how_to_start_a_server(run: Run) -> None:

@@ -2,7 +2,9 @@
 
 import io
 import json
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,10 +12,13 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+import leasekit
 from leasekit import Client, NewTask, Status
 from leasekit.cli.tail import Tail
 from leasekit.cli.tasks import tasks_table
 from leasekit.task import Page, TaskInfo
+from leasekit.testing.clock import FakeClock
+from leasekit.testing.memory import MemoryService, shared
 from tests.cli.conftest import Run
 
 
@@ -172,6 +177,36 @@ def test_the_newest_are_shown_first(run: Run, client: Client) -> None:
     newest = run("tasks", "--newest", "--limit", "2")
     assert [line[0] for line in fields(newest)] == ["t0599", "t0598"]
     assert "raise --limit" in newest.stderr
+
+
+def test_what_failed_since_a_time_is_found_whatever_else_ended(run: Run) -> None:
+    clock = FakeClock(time.time() - 3600)
+    with shared(MemoryService(now=clock)) as url, leasekit.connect(url) as client:
+        for task_id, fails in (("before", True), ("dead", True), ("good", False)):
+            client.schedule("k", id=task_id, max_attempts=1)
+            with suppress(ValueError), leasekit.lease(next(client.tasks("k"))):
+                if fails:
+                    raise ValueError("no such film")
+            clock.advance(1200)
+        client.schedule("k", id="fatal")
+        with suppress(leasekit.Fatal), leasekit.lease(next(client.tasks("k"))):
+            raise leasekit.Fatal("never")
+        client.schedule("k", id="new")
+
+        def ids(*options: str) -> list[str]:
+            return [line[0] for line in fields(run("tasks", "--backend", url, *options))]
+
+        assert ids("--status", "failed") == ["before", "dead", "fatal"]
+        assert ids("--status", "failed", "--since", "50m") == ["dead", "fatal"]
+        assert ids("--status", "failed", "--since", "50m", "--newest", "--limit", "1") == ["fatal"]
+        assert ids("--status", "new", "--status", "dead") == ["before", "dead", "new"]
+        assert ids("--since", "10m") == ["fatal", "new"]
+
+
+def test_a_status_or_an_age_that_is_none_is_wrong_usage(run: Run) -> None:
+    wrong = run("tasks", "--status", "bogus")
+    assert (wrong.exit_code, "'bogus' is not one of new, " in wrong.stderr) == (2, True)
+    assert run("tasks", "--since", "yesterday").exit_code == 2
 
 
 # Cancel -------------------------------------------------------------------------------------------------------

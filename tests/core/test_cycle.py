@@ -6,6 +6,7 @@
 import itertools
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -929,6 +930,28 @@ def test_an_early_beat_that_fails_is_tried_again_like_any_other() -> None:
     cycle.hasten(term, now + 11.0)
     _, at = next_send(cycle)
     assert at == now + 10.0 + cycle.heartbeats.retry_wait
+
+
+@pytest.mark.parametrize("comes", ["before the outage", "in the outage"])
+def test_news_in_an_outage_is_tried_until_the_service_hears_it(comes: str) -> None:
+    cycle, [term], now = settled()
+    heartbeats = cycle.heartbeats
+    if comes == "before the outage":
+        cycle.hasten(term, now)
+    tries: list[float] = []
+    while len(tries) < heartbeats.retries_per_cycle + 4:
+        send, at = next_send(cycle)
+        answer(cycle, send, FAILED, asked_at=at)
+        tries.append(at)
+        if len(tries) == heartbeats.retries_per_cycle + 1:  # the lease rests now
+            cycle.hasten(term, at) if comes == "in the outage" else None
+    pauses = [after - before for before, after in pairwise(tries)]
+    assert max(pauses) <= heartbeats.retry_wait + 1 < heartbeats.cycle / 2
+    assert min(pauses) >= 1.0 - 1e-6
+    send, at = next_send(cycle)
+    answer(cycle, send, RENEWED, asked_at=at)
+    _, after = next_send(cycle)
+    assert after > at + heartbeats.cycle / 2
 
 
 def test_news_of_a_lease_that_ended_brings_nothing() -> None:

@@ -1,11 +1,14 @@
 """One call of a backend: what escapes from it, and a call that nobody waits for any more."""
 
 import asyncio
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from leasekit._driver.retrying import call_by_task, call_once
+from leasekit._driver import retrying
+from leasekit._driver.retrying import call_by_task, call_once, repeat_until_answered
 from leasekit.errors import Refused, Unavailable
 from leasekit.task import Beat, Verdict
 
@@ -30,6 +33,27 @@ def test_a_call_that_is_dropped_with_its_loop_ends_in_silence() -> None:
     loop.run_until_complete(start())
     loop.close()
     calls[0].close()  # on the old code: RuntimeError, for there is no running event loop
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("retry_for", "given_up_after"), [(None, 30), (0, 30), (0.1, 5), (3, 5), (8, 8), (60, 30), (math.inf, 30)]
+)
+async def test_a_call_that_hangs_takes_no_longer_than_the_patience_but_leaves_time_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch, retry_for: float | None, given_up_after: float
+) -> None:
+    limits: list[float] = []
+
+    async def call() -> str:
+        raise AssertionError
+
+    async def note(call: Any, *, within: float) -> str:
+        limits.append(within)
+        return "answered"
+
+    monkeypatch.setattr(retrying, "call_once", note)
+    assert await repeat_until_answered(call, retry_for) == "answered"
+    assert limits == [given_up_after]
 
 
 BEATS = [Beat(id="a", token="old"), Beat(id="b", token="b"), Beat(id="a", token="new")]

@@ -11,6 +11,7 @@ from harness.simulation.mutants.__main__ import run_tests, tried
 from harness.simulation.mutants.edit import Edit, NotThere
 from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.mutant import Mutant
+from harness.simulation.mutants.nodes import NODES
 from harness.simulation.mutants.service import SERVICE
 from harness.simulation.mutants.stress import STRESSES
 from harness.simulation.mutants.table import MUTANTS
@@ -81,7 +82,7 @@ def test_a_mutant_is_expected_to_break_a_rule_or_a_test_that_is_named(mutant: Mu
 
 
 def test_no_two_mutants_have_one_name() -> None:
-    assert not HOLDER.keys() & SERVICE.keys()
+    assert len(MUTANTS) == len(HOLDER) + len(SERVICE) + len(NODES)
 
 
 @pytest.mark.parametrize(

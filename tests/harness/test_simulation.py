@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 
 from harness.checker import Violation
 from harness.simulation.run import Outcome, simulate
-from harness.simulation.scenario import FAULTS, PRESETS, Scenario, swarm
+from harness.simulation.scenario import FAULTS, NODE_FAULTS, PRESETS, Scenario, swarm
 from harness.simulation.shrink import shrink
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit._lifecycle.states import LEASED
@@ -40,7 +40,7 @@ def shown(violations: Sequence[Violation]) -> str:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"nodes"}))
 def test_all_promises_are_kept_under_this_stress(name: str) -> None:
     outcome = simulate(preset(name, hours=HOURS))
     assert not outcome.violations, shown(outcome.violations)
@@ -67,6 +67,17 @@ def test_all_promises_are_kept_in_a_history_that_nobody_has_seen_before() -> Non
 def test_all_promises_are_kept_over_a_database() -> None:
     outcome = simulate(replace(swarm(3, hours=0.5), store="sql"))
     assert not outcome.violations, shown(outcome.violations)
+
+
+@pytest.mark.slow
+@pytest.mark.soak
+def test_all_promises_are_kept_by_servers_over_one_database() -> None:
+    # Sample: a tenth of an hour, with the faults of one.
+    hours = in_soak(1.0, by_default=0.1)
+    rates = {name: rate / hours for name, rate in PRESETS["nodes"]["rates"].items()}  # type: ignore[attr-defined]
+    outcome = simulate(preset("nodes", hours=hours, rates=rates, ttls=(60.0,), longest_handler=200.0))
+    assert not outcome.violations, shown(outcome.violations)
+    assert [name for name in NODE_FAULTS if not outcome.fired[name]] == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Services that a history is run against, each with a clock that is turned by hand: memory, sqlite, http, redis.
+"""Services that a history is run against, each with a clock that is turned by hand: memory, sqlite, http, postgresql
+with one node or several, redis.
 
 A rig says what its service may do otherwise than the others: when it takes back leases, how a restart prolongs them.
 """
@@ -11,21 +12,25 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import psycopg
 import pytest
 
 from harness.chaos import redis_clock
+from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Scheduler
 from leasekit.server.embedded import EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api
 from leasekit.server.http.app import Server as HttpServer
+from leasekit.server.store import Store
+from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.store.urls import open_store
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit_http import HttpBackend
 from leasekit_redis import claiming, clocks, connect, maintenance, renewing
 from tests.redis_server import Server
 
-__all__ = ["HttpRig", "Lease", "MemoryRig", "RedisRig", "Rig", "SqliteRig"]
+__all__ = ["HttpRig", "Lease", "MemoryRig", "NodesRig", "PostgresRig", "RedisRig", "Rig", "SqliteRig"]
 
 START = 1000.0
 
@@ -33,6 +38,7 @@ START = 1000.0
 class Lease(Protocol):
     """What a rig needs to know of a lease."""
 
+    number: int  # of its task, as tasks are sorted
     ttls: tuple[float, float]  # of the claim, and of a beat
     ends_at: float
     was_extended: bool  # by a restart, since its holder was heard last
@@ -64,8 +70,12 @@ class Rig:
         """Have leases that have ended taken back."""
 
     async def restart(self, leases: list[Lease]) -> None:
-        """Stop the service and start it again; these leases are prolonged, in the order of their tasks."""
+        """Stop the service and start it again; these leases are prolonged."""
         raise NotImplementedError
+
+    async def number(self, task_id: str, *, already: int) -> int:
+        """Return the number by which a new task is sorted, after `already` others."""
+        return already + 1
 
     async def advance(self, seconds: float) -> None:
         self.now += seconds
@@ -102,12 +112,15 @@ class SqliteRig(Rig):
 
     def _make(self) -> Engine:
         return Engine(
-            open_store(f"sqlite:///{self._folder}/tasks.db"),
+            self._store(),
             clock=lambda: self.now,
             boot=lambda: self.instant,
             random=self._random,
             period=3600.0,
         )
+
+    def _store(self) -> Store:
+        return open_store(f"sqlite:///{self._folder}/tasks.db")
 
     async def look(self) -> None:
         await self.service.stats()  # an engine is opened by the first call
@@ -120,9 +133,9 @@ class SqliteRig(Rig):
         self._extend(leases)
 
     def _extend(self, leases: list[Lease]) -> None:
-        for seq, lease in enumerate(leases, start=1):
+        for lease in leases:
             if lease.is_leased and not lease.was_extended:
-                lease.ends_at = self.instant + max(lease.ttls) * (1 + (seq % 100) / 1000)
+                lease.ends_at = self.instant + max(lease.ttls) * (1 + (lease.number % 100) / 1000)
                 lease.was_extended = True
 
 
@@ -158,6 +171,86 @@ class HttpRig(SqliteRig):
         await self._serve(self._port)
         self.service = service
         self._extend(leases)
+
+
+class PostgresRig(SqliteRig):
+    """One node over a real PostgreSQL, whose clock is that of the rig."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(Path())
+        self._url = url
+
+    def _store(self) -> Store:
+        return PostgresStore(self._url)
+
+    async def number(self, task_id: str, *, already: int) -> int:
+        with psycopg.connect(self._url) as connection:
+            row = connection.execute("SELECT seq FROM leasekit.task WHERE id = %s", (task_id,)).fetchone()
+        assert row is not None, "S5: nothing is lost"
+        return int(row[0])
+
+
+class NodesRig(PostgresRig):
+    """Several nodes over one database; each request goes to any of them."""
+
+    gathers = False
+
+    async def open(self) -> None:
+        self._dice = Random(5)
+        self.nodes = [await self._join() for _ in range(2)]
+        self.service = _AnyOf(self.nodes, self._dice)
+
+    async def _join(self) -> "_Node":
+        node = _Node(self._make())
+        await node.stats()
+        return node
+
+    async def close(self) -> None:
+        for node in self.nodes:
+            await node.aclose()
+
+    async def look(self) -> None:
+        await self._dice.choice(self.nodes).engine.tick()
+
+    async def step(self, seconds: float) -> None:
+        """Set the database's clock ahead; a node that looks at it before and after sees that it was set."""
+        await super().step(seconds)
+        await self._dice.choice(self.nodes).engine.ready()
+
+    async def advance(self, seconds: float) -> None:
+        await super().advance(seconds)
+        for node in self.nodes:  # as each does once in a period
+            assert await node.engine.ready() is None
+
+    async def restart(self, leases: list[Lease]) -> None:
+        """Replace one node, or all: leases go on while one node is there."""
+        if self._dice.random() < 0.5:
+            which = self._dice.randrange(len(self.nodes))
+            await self.nodes[which].aclose()
+            self.nodes[which] = await self._join()
+            return
+        await self.close()
+        self.nodes[:] = [await self._join() for _ in self.nodes]
+        self._extend(leases)
+
+
+class _Node(EmbeddedBackend):
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(lambda: engine, worker="w")
+        self.engine = engine
+
+
+class _AnyOf(ForwardingScheduler):
+    """Nodes, one of which gets each request."""
+
+    capabilities = EmbeddedBackend.capabilities
+
+    def __init__(self, nodes: list[_Node], dice: Random) -> None:
+        self._nodes = nodes
+        self._dice = dice
+
+    async def _call(self, name: str, /, *args: Any, **options: Any) -> Any:
+        return await getattr(self._dice.choice(self._nodes), name)(*args, **options)
 
 
 class RedisRig(Rig):

@@ -1,7 +1,7 @@
 """An engine on a bench: over each store, with a clock that is turned by hand."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,8 +13,10 @@ from leasekit.server import engine
 from leasekit.server.engine import Engine
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import Beat, Claimed, NewTask, Outcome, Scheduled, Settlement, Task, TaskInfo, Verdict
+from tests.postgres_server import PostgresServer
 
 
 class Hand:
@@ -113,11 +115,26 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture
+def postgres_stores(postgres: PostgresServer) -> Iterator[Callable[[], Store]]:
+    url, stores = postgres.emptied(), list[PostgresStore]()
+
+    def make() -> Store:
+        stores.append(PostgresStore(url))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()  # also those of writers that have failed
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Store]:
     """Opens the same tasks again each time."""
     if request.param == "sqlite":
-        return lambda: SqlStore(tmp_path / "tasks.db")
+        return lambda: SqliteStore(tmp_path / "tasks.db")
+    if request.param == "postgres":
+        return request.getfixturevalue("postgres_stores")  # type: ignore[no-any-return]
     store = MemoryStore()
     return lambda: store
 

@@ -66,6 +66,7 @@ class Recorder:
             self.turns.append([])
         self.turns[-1] += requests
         for request in requests:
+            turn.tx.dedupes([("k", request)])  # only what was read is replaced
             turn.tx.set_dedupes([Dedupe("k", request, "id", None)])
             if request.startswith("ready"):
                 turn.ready(request, 5.0)

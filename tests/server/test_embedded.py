@@ -76,7 +76,7 @@ class Contract(RedriverContract):
 
     async def interrupt(self, *tasks: Task) -> None:
         """As after a time in which the server did not run."""
-        self._shared.engine.commit._is_after_gap = True
+        self._shared.engine.clock._is_after_gap = True  # type: ignore[attr-defined]
 
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._shared.now, UTC)

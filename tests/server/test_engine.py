@@ -14,7 +14,7 @@ from leasekit.server import engine as module
 from leasekit.server.engine import Engine
 from leasekit.server.roles.claims import Answer
 from leasekit.server.store import Store
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement
 from tests.server.conftest import Bench
@@ -103,7 +103,7 @@ async def test_an_engine_whose_store_cannot_be_written_says_why_until_it_can(
 
 
 async def test_a_full_disk_fails_what_does_not_fit_and_nothing_else(tmp_path: Path) -> None:
-    store = SqlStore(tmp_path / "tasks.db")
+    store = SqliteStore(tmp_path / "tasks.db")
     async with Engine(store) as engine:
         await engine.schedule([NewTask(kind="k", id="a")])
         (task,) = (await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")).tasks

@@ -10,8 +10,8 @@ import pytest
 
 from leasekit.errors import Unavailable
 from leasekit.server.engine import Engine
-from leasekit.server.store import sql as module
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite import store as module
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import Beat, NewTask, Settlement
 
 pytestmark = pytest.mark.anyio
@@ -33,7 +33,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 async def test_a_disk_that_is_almost_full_takes_no_new_tasks_and_goes_on_with_those_it_has(
     tmp_path: Path, disk: SimpleNamespace
 ) -> None:
-    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         await engine.schedule(TASK)
         disk.f_bavail = 63 * 2**20 // 4096
         await engine.tick()
@@ -51,7 +51,7 @@ async def test_a_disk_that_is_almost_full_takes_no_new_tasks_and_goes_on_with_th
 async def test_a_result_with_successors_waits_for_room_and_the_others_do_not_wait_for_it(
     tmp_path: Path, disk: SimpleNamespace
 ) -> None:
-    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         await engine.schedule([NewTask(kind="k") for _ in range(3)])
         tasks = (await engine.claim(worker="w", kinds=["k"], limit=3, wait=0, claim_id="c")).tasks
         disk.f_bavail = 0
@@ -75,7 +75,7 @@ async def test_when_there_is_room_again_new_tasks_are_taken_again(
     tmp_path: Path, disk: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.f_bavail = 0
-    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         with pytest.raises(Unavailable):
             await engine.schedule(TASK)
         disk.f_bavail = module._RESERVE // 4096
@@ -88,7 +88,7 @@ async def test_when_there_is_room_again_new_tasks_are_taken_again(
 
 async def test_a_file_system_that_does_not_tell_is_believed_to_have_room(tmp_path: Path, disk: SimpleNamespace) -> None:
     disk.f_bavail = disk.f_blocks = 0
-    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         await engine.schedule(TASK)
 
 
@@ -98,7 +98,7 @@ async def test_a_disk_that_cannot_be_looked_at_takes_no_new_tasks(
     def fail(_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         monkeypatch.setattr(os, "statvfs", fail)
         await engine.tick()
         with pytest.raises(Unavailable, match="cannot be checked for free space: Input/output error"):
@@ -111,7 +111,7 @@ async def test_a_disk_that_cannot_be_looked_at_takes_no_new_tasks(
 class Sick:
     """Commits that end as a failed fsync does, injected where they are asked for; for real: store/test_failed_sync."""
 
-    def __init__(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.commits = 0
         self.connections: list[int] = []
         dialect = store._writing.dialect
@@ -130,7 +130,7 @@ class Sick:
 async def test_a_failed_sync_is_not_acknowledged_and_its_connection_is_used_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SqlStore(tmp_path / "tasks.db")
+    store = SqliteStore(tmp_path / "tasks.db")
     async with Engine(store) as engine:
         sick = Sick(store, monkeypatch)
         before = store._connection
@@ -148,7 +148,7 @@ async def test_a_failed_sync_is_not_acknowledged_and_its_connection_is_used_no_m
 async def test_it_is_not_ready_while_nothing_can_be_written_and_is_when_it_can_be_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SqlStore(tmp_path / "tasks.db")
+    store = SqliteStore(tmp_path / "tasks.db")
     async with Engine(store) as engine:
         sick = Sick(store, monkeypatch)
         sick.commits = 1_000_000

@@ -21,7 +21,7 @@ from leasekit.server.histogram import Histogram
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.roles import backlog
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Outcome, Settlement
@@ -325,7 +325,7 @@ def dashboard() -> Any:
 @pytest.fixture
 async def lived(tmp_path: Path) -> AsyncIterator[Samples]:
     """A scrape of a server to which everything has happened that a metric counts."""
-    async with Engine(SqlStore(tmp_path / "tasks.db")) as engine:
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         await put(engine, "a", "a")
         await settle(engine, "a", "success")
         await engine.purge(PurgeRequest())

@@ -13,7 +13,7 @@ from leasekit.errors import Unavailable
 from leasekit.server import engine as module
 from leasekit.server.engine import Engine
 from leasekit.server.http.metrics import Metrics
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import NewTask
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ from pathlib import Path
 from leasekit.server import engine as module
 from leasekit.server.engine import Engine
 from leasekit.server.http.metrics import Metrics
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 
 PWRITE = {"x86_64": 18, "aarch64": 68}[platform.machine()]
 
@@ -51,7 +51,7 @@ def fail_writes():
 
 async def main():
     module._PERIOD = 3600.0  # nothing is written but by probes
-    async with Engine(SqlStore(Path(sys.argv[1]))) as engine:
+    async with Engine(SqliteStore(Path(sys.argv[1]))) as engine:
         for _ in range(2):
             print(await engine.ready())
             print(*[line for line in (await Metrics(engine).exposition()).decode().splitlines() if "store_up " in line
@@ -80,10 +80,10 @@ async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     """An engine over 3,000 tasks in a file whose pages are not checked; it does nothing by itself."""
     monkeypatch.setattr(module, "_PERIOD", 3600.0)
     path = tmp_path / "tasks.db"
-    async with Engine(SqlStore(path)) as engine:
+    async with Engine(SqliteStore(path)) as engine:
         for _ in range(3):
             await engine.schedule([NewTask(kind="k") for _ in range(1000)])
-    async with Engine(SqlStore(path, check=0)) as engine:
+    async with Engine(SqliteStore(path, check=0)) as engine:
         yield engine
 
 

@@ -28,7 +28,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.http import app
 from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
-from leasekit.server.store.lock import is_reserved, reserved
+from leasekit.server.store.sqlite.lock import is_reserved, reserved
 from leasekit.server.store.urls import open_store
 from leasekit.task import NewTask, Stats
 from tests.waiting import eventually, until

@@ -10,7 +10,7 @@ import pytest
 from leasekit.server.engine import Engine
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import Beat, Claimed, NewTask, Outcome, Settlement
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -43,7 +43,7 @@ class Clocks:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return MemoryStore() if request.param == "memory" else SqlStore(tmp_path / "tasks.db")
+    return MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "tasks.db")
 
 
 async def claimed(engine: Engine, claim_id: str) -> Claimed:
@@ -151,13 +151,13 @@ def test_what_was_over_stays_over_through_a_restart(store: Store) -> None:
 def test_where_nothing_is_known_of_the_clock_of_old_runs_count_anew(tmp_path: Path, anchor: str) -> None:
     async def play() -> None:
         clocks, path = Clocks(), tmp_path / "tasks.db"
-        async with clocks.engine(SqlStore(path)) as engine:
+        async with clocks.engine(SqliteStore(path)) as engine:
             token = await begun(engine)
             await ran(engine, clocks, token, HOUR)
         with contextlib.closing(sqlite3.connect(path)) as connection:
             connection.execute(f"UPDATE store SET anchor = {anchor}")  # noqa: S608  NULL: as an earlier version left it
             connection.commit()
-        async with clocks.engine(SqlStore(path)) as engine:
+        async with clocks.engine(SqliteStore(path)) as engine:
             assert set(await ran(engine, clocks, token, RUNTIME)) == {"renewed"}
             assert (await ran(engine, clocks, token, 120))[-1] == "gone"
 

@@ -24,7 +24,8 @@ from leasekit.server.http.app import Api
 from leasekit.server.http.sending import Sending
 from leasekit.server.roles import claims as claiming
 from leasekit.server.roles import frontend
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.session import SqliteSession
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.store.statements import Statement
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Task
@@ -97,12 +98,12 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     work = Work()
-    store = SqlStore(tmp_path / "tasks.db")
-    rows = Statement.rows
+    store = SqliteStore(tmp_path / "tasks.db")
+    rows = SqliteSession.rows
     decode = msgspec.json.decode
 
-    def counted(self: Statement, *args: Any, **values: Any) -> list[tuple[Any, ...]]:
-        found = rows(self, *args, **values)
+    def counted(self: SqliteSession, statement: Statement, **values: Any) -> list[tuple[Any, ...]]:
+        found = rows(self, statement, **values)
         work.rows += len(found)
         work.read += sum(len(value) for row in found for value in row if isinstance(value, bytes | str))
         return found
@@ -120,7 +121,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             driver = connection.connection.driver_connection
             assert isinstance(driver, sqlite3.Connection)
             driver.set_progress_handler(step, 100)
-        monkeypatch.setattr(Statement, "rows", counted)
+        monkeypatch.setattr(SqliteSession, "rows", counted)
         monkeypatch.setattr(msgspec.json, "decode", decoded)
         yield Bench(engine, work)
         monkeypatch.undo()
@@ -313,7 +314,7 @@ async def test_big_answers_to_many_claims_and_to_their_repeats_are_read_in_many_
     count, most = 12, 4 * BIG
     monkeypatch.setattr(claiming, "_ANSWER", most)
     monkeypatch.setattr(claiming, "_ALWAYS_FIT", 4)
-    store = SqlStore(tmp_path / "other.db")
+    store = SqliteStore(tmp_path / "other.db")
     store.open()
     with store.transaction() as tx:
         tasks = [NewTask(kind=f"k{n}", payload=Raw(b'"%s"' % (b"x" * BIG))) for n in range(count) for _ in range(4)]

@@ -35,6 +35,7 @@ from leasekit import (
     Named,
     NamedLease,
     NewTask,
+    NodeInfo,
     NotGranted,
     NotHeld,
     Once,
@@ -73,6 +74,9 @@ from leasekit.backend import (
     CancelSource,
     Capabilities,
     Claimed,
+    KindListener,
+    NameSource,
+    NodeDirectory,
     Outcome,
     Purged,
     Purger,
@@ -154,6 +158,7 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(client.cancel(info.id), list[Verdict])
     assert_type(client.wait_tasks(info.id, timeout=30), list[TaskInfo])
     assert_type(client.workers(), list[WorkerInfo])
+    assert_type(client.nodes(), list[NodeInfo])
     assert_type(client.health(), Health)
     assert_type(client.health().trust_left, float | None)
     assert_type(client.redrive(info.id, rate=5), Redriven)
@@ -171,6 +176,7 @@ async def test_the_same_from_an_event_loop(client: Client) -> None:
     assert_type(await client.acancel(scheduled.id), list[Verdict])
     assert_type(await client.await_tasks(scheduled.id), list[TaskInfo])
     assert_type(await client.aworkers(), list[WorkerInfo])
+    assert_type(await client.anodes(), list[NodeInfo])
     assert_type(await client.aredrive(kind="k", limit=5), Redriven)
 
 
@@ -349,7 +355,10 @@ def test_backends() -> None:
     scheduler: Scheduler = MemoryBackend(MemoryService(), worker="w")
     sink: TaskSink = scheduler
     assert isinstance(sink, WorkerDirectory)
+    assert isinstance(sink, NodeDirectory)
     assert isinstance(sink, CancelSource)
+    assert not isinstance(sink, KindListener)
+    assert not isinstance(sink, NameSource)
     purger: Purger = MemoryBackend(MemoryService(), worker="w")
     assert isinstance(sink, Purger)
     assert isinstance(sink, Redriver)

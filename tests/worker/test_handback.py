@@ -28,7 +28,8 @@ class Dead:
         self.service = service
         self.refuses_stale = True
         self.client = Client(MemoryBackend(service, worker="dead"))
-        self.faults: list[Fault] = []  # of the first claims of its supervisor
+        self.faults: list[Fault] = []  # of the first claims of its supervisor …
+        self.settle_faults: list[Fault] = []  # … and of its first reports
         self.task_id = self.client.schedule("k").id
         (self.task,) = self.claim("c")
 
@@ -50,6 +51,7 @@ class Dead:
         backend = Faulty(MemoryBackend(self.service, worker=worker))
         backend.capabilities = replace(backend.capabilities, refuses_stale=self.refuses_stale)
         backend.script("claim", *self.faults)
+        backend.script("settle", *self.settle_faults)
         return Client(backend)
 
 
@@ -90,6 +92,22 @@ def test_a_service_that_takes_what_is_stale_hears_nothing_of_a_death_that_is_see
     """The supervisor was stopped meanwhile, or no handler ran: another worker may hold the task by now."""
     dead.refuses_stale = False
     assert dead.hand_back(begun=True, timer_in=timer_in) == Status.CLAIMED
+
+
+def test_a_service_that_takes_what_is_stale_hears_nothing_after_the_timer_though_it_was_away_before(dead: Dead) -> None:
+    """However short a margin the worker had: its lease ends then, and another worker may have the task."""
+    ends_at = BOOT_CLOCK.now() + 0.5
+
+    async def act(call: Call) -> Any:
+        if BOOT_CLOCK.now() < ends_at:
+            raise Unavailable("away")
+        return await call.send()
+
+    dead.settle_faults = [Fault("away", act)] * 100
+    assert dead.hand_back(begun=True, timer_in=0.5) in (Status.ENQUEUED, Status.NEW)
+    (dead.task,) = dead.claim("d")
+    dead.refuses_stale, ends_at = False, BOOT_CLOCK.now() + 0.5
+    assert dead.hand_back(begun=True, timer_in=0.5) == Status.CLAIMED
 
 
 def test_what_was_granted_to_a_claim_that_nobody_heard_the_answer_of_is_given_back(dead: Dead) -> None:

@@ -426,6 +426,7 @@ local function answer(value)
     end
   end
   pcall(wake, readied)
+  counted, held, readied = {}, {}, 0
   return cmsgpack.pack(value)
 end
 

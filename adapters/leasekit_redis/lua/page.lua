@@ -1,6 +1,6 @@
--- List tasks that match all given fields, oldest first. Takes {after, limit, status?, collection?, worker?}: `after` is
--- a lower bound of ZRANGEBYSCORE. Gives {tasks, after?}: `after` is where the next page begins, absent on the last
--- page. Damaged tasks are left out: the next script that writes sets them aside.
+-- List tasks that match all given fields, oldest first, or `newest`. Takes {after, limit, newest, status?, collection?,
+-- worker?}: `after` is the first bound of ZRANGEBYSCORE, or of ZREVRANGEBYSCORE. Gives {tasks, after?}: `after` is where
+-- the next page begins, absent on the last page. Damaged tasks are left out: the next script that writes sets them aside.
 
 refuse_at_replica()
 
@@ -20,7 +20,11 @@ local function matches(s)
 end
 
 local tasks, size, after = {}, 0, nil
-local found = redis.call('ZRANGEBYSCORE', ALL, ARGUMENT.after, '+inf', 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
+local range, last = 'ZRANGEBYSCORE', '+inf'
+if ARGUMENT.newest then
+  range, last = 'ZREVRANGEBYSCORE', '-inf'
+end
+local found = redis.call(range, ALL, ARGUMENT.after, last, 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
 for i = 1, #found, 2 do
   local id = found[i]
   local s = read(STATE, id)

@@ -1,7 +1,8 @@
 -- Settle runs. The first result of a token counts, its repeat gets the same answer, any other result is answered
 -- "gone". A lease that has ended may still be settled while no other worker has got its task: finished work is not
 -- thrown away.
--- Takes {worker, [clock], results: list of {id, token, outcome, digest, chance, result?, error?,
+-- KEYS[28] are the kinds, if the kind is a name and one server has all keys.
+-- Takes {worker, [clock], name?, retention?, results: list of {id, token, outcome, digest, chance, result?, error?,
 -- retry_after?, progress?, progress_seq?, successors?}}, gives {now, words}: for each 1 (accepted), 2 (accepted, and
 -- other tasks wait for the end of this one), 0 (was accepted before), or the word why the lease is gone.
 
@@ -57,5 +58,12 @@ for i, item in ipairs(ARGUMENT.results) do
     local run = s and past_run(item.id, item.token)
     answers[i] = run and run.digest == item.digest and 0 or why_gone(item.id, s, item.token)
   end
+end
+
+-- A name that has ended and left nothing to do is due for maintenance when it was kept long enough, and not before.
+local ended_at = KEYS[28] and score(ENDED, ARGUMENT.name)
+if ended_at and #outbox + #told_next == 0 and not next(broken) and redis.call('ZCARD', ALL) == 1
+  and redis.call('EXISTS', OUTBOX, ENDING, DAMAGED) == 0 then
+  place(KEYS[28], ARGUMENT.name, ended_at + ARGUMENT.retention)
 end
 return answer({now = now, words = answers})

@@ -18,17 +18,17 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "claim-stamped-after-reply": Mutant(
         "Trust counts from the answer to a claim.",
-        Edit("_driver.keeping.pending_claims:Claims.claim", "claimed, asked_at", "claimed, self._context.clock.now()"),
+        Edit("_driver.keeping.pending_claims:Claims._claim", "claimed, asked_at", "claimed, self._context.clock.now()"),
         by=Histories("short", ["S2", "S9"]),
     ),
     "claim-retry-restamps": Mutant(
         "Trust counts from the last time that a repeated claim was sent.",
         Edit(
-            "_driver.keeping.pending_claims:Claims._claim_until_answered.call",
+            "_driver.keeping.pending_claims:Claims._claim_until_answered.ask",
             "tries += 1",
             "tries += 1\nself._sent_at = self._context.clock.now()",
         ),
-        Edit("_driver.keeping.pending_claims:Claims.claim", "claimed, asked_at", "claimed, self._sent_at"),
+        Edit("_driver.keeping.pending_claims:Claims._claim", "claimed, asked_at", "claimed, self._sent_at"),
         by=Histories("repeats", ["S2", "S9"]),
     ),
     "waited-rounded-up": Mutant(
@@ -205,10 +205,9 @@ HOLDER: Mapping[str, Mutant] = {
     "claim-retry-under-a-new-id": Mutant(
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
-            "_driver.keeping.pending_claims:Claims._claim_until_answered",
-            "partial(backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)",
-            "lambda wait: backend.claim("
-            "claim.kinds, limit=limit, wait=wait, claim_id=f'{self._context.chance.getrandbits(128):032x}')",
+            "_driver.keeping.pending_claims:Claims._claim_until_answered.ask",
+            "return await call(claim.claim_id)",
+            "return await call(f'{self._context.chance.getrandbits(128):032x}')",
         ),
         test="tests/driver/keeping/test_pending_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
         why_test="L4 shows this in one history of some thirty: the lost answer has to have tasks in it",
@@ -231,13 +230,13 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "late-claim-kept-when-cancelled": Mutant(
         "A claim that is cancelled as its answer comes keeps its tasks.",
-        Edit("_driver.keeping.pending_claims:Claims.claim", "self._release(waiting.result().tasks)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims._claim", "self._release(waiting.result().tasks)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_is_cancelled_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
     "late-claim-kept-when-closed": Mutant(
         "A claim whose client is closed as its answer comes keeps its tasks.",
-        Edit("_driver.keeping.pending_claims:Claims.claim", "self._release(claimed.tasks)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims._claim", "self._release(claimed.tasks)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_whose_client_is_closed_as_its_answer_comes_gives_back_its_tasks",
         why_test="the answer has to come in the very turn of the loop in which the claim ends",
     ),
@@ -265,7 +264,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "late-claim-not-awaited": Mutant(
         "Tasks that arrive after their claim was given up are kept, where the service remembers no claims.",
-        Edit("_driver.keeping.pending_claims:Claims._claim_until_answered.call", "spawn(...)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims._claim_until_answered.ask", "spawn(...)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),

@@ -14,7 +14,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "gone-is-not-final": Mutant(
         "A lease that was answered *gone* gets a new ttl after a restart, and is renewed.",
-        Edit("server.roles.hsc:heartbeat", "_keep_ended(...)", "pass"),
+        Edit("server.roles.hsc:_renew", "_keep_ended(...)", "pass"),
         by=Histories("revivals", ["S8"], seeds=12),
     ),
     "result-without-token": Mutant(
@@ -29,9 +29,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "gone-told-as-renewed": Mutant(
         "A beat of an expired lease is answered *renewed*.",
-        Edit(
-            "server.roles.hsc:heartbeat", "past.gone(beats[at].id, ...)", 'Verdict(id=beats[at].id, verdict="renewed")'
-        ),
+        Edit("server.roles.hsc:_renew", "past.gone(beats[at].id, ...)", 'Verdict(id=beats[at].id, verdict="renewed")'),
         by=Histories("fencing", ["S3", "S8"]),
     ),
     "expired-revived": Mutant(
@@ -77,7 +75,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "leases-not-restarted-at-the-start": Mutant(
         "After a restart leases end as if they could have been renewed while the server was down.",
-        Edit("server.commit:GroupCommit.__init__", "self._is_after_gap = True", "self._is_after_gap = False"),
+        Edit("server.clock:StoreClock.__init__", "self._is_after_gap = True", "self._is_after_gap = False"),
         by=Histories("restarts", ["L6"]),
     ),
     "leases-never-restarted": Mutant(

@@ -83,6 +83,15 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "workers": 3,
         "slots": 2,
     },
+    # Three servers over one database whose clock is set ahead, while holders are cut off.
+    "shared": {
+        "hours": 0.4,
+        "rates": only(wall_forward=24.0, node_stall=60.0, node_kill=30.0, kill=10.0, cut=10.0, one_way=6.0, deaf=50.0),
+        "nodes": 3,
+        "ttls": (60.0,),
+        "longest_handler": 300.0,
+        "tasks_per_hour": 200.0,
+    },
     "stops": {"hours": 0.25, "rates": only(stop=20.0)},
     "cancels": {"hours": 1.5, "rates": only(cancel=40.0, deaf=60.0)},
     "endless": {"hours": 1.5, "rates": only(hang=20.0), "longest_handler": 2500.0},

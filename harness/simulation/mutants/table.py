@@ -1,6 +1,7 @@
 """The mutants, by name."""
 
 from harness.simulation.mutants.holder import HOLDER
+from harness.simulation.mutants.nodes import NODES
 from harness.simulation.mutants.service import SERVICE
 
-MUTANTS = {**HOLDER, **SERVICE}
+MUTANTS = {**HOLDER, **SERVICE, **NODES}

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from leasekit import hooks as events
 from leasekit._core.cycle import Lost
@@ -31,11 +31,11 @@ from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once
 from leasekit._driver.thread import spawn
-from leasekit.backend import Backend, CancelSource, Scheduler
+from leasekit.backend import Backend, CancelSource, NameSource, Scheduler
 from leasekit.config import Heartbeats
 from leasekit.errors import BackendError, Cancelled, ConfigError, LossReason, Refused
 from leasekit.hooks import Hooks
-from leasekit.task import Claimed, Settlement, Task, Verdict
+from leasekit.task import Claimed, NewTask, Settlement, Status, Task, Verdict
 
 logger = logging.getLogger("leasekit")
 
@@ -43,6 +43,13 @@ _SETTLE_TIMEOUT = 10.0
 _CANCELS_WAIT = 20.0  # seconds for which one call waits for cancel requests …
 _CANCELS_PAUSE = 1.0  # … until the next call; hints that come meanwhile are kept …
 _CANCELS_RETRY = 10.0  # … and after a call that failed
+
+
+class NameClaim(NamedTuple):
+    """The lease of a name, if it was granted, and the status of its task before."""
+
+    leases: list[HeldLease]
+    status: Status | None
 
 
 class Keeper:
@@ -82,6 +89,7 @@ class Keeper:
         self._escalation = Escalation(last_resort)
         self._idle_watch = IdleWatch()
         context = Context(backend, clock=clock, hooks=hooks, chance=chance, watchdog=watchdog)
+        self._context = context
         self._wake, self._recorder, self.reachability = context.wake, context.recorder, context.reachability
         self.outbox = Outbox(context, call_timeout=_SETTLE_TIMEOUT)
         self._renewal = Renewal(
@@ -128,6 +136,11 @@ class Keeper:
             kinds, limit=limit, wait=wait, repeat_for=repeat_for, failing=failing, probes=not started
         )
         return self._granted(claimed, asked_at, started=started)
+
+    async def claim_name(self, source: NameSource, task: NewTask, *, repeat_for: float, within: float) -> NameClaim:
+        """Make and claim the task of a name, whose code is about to begin."""
+        claimed, asked_at = await self._claims.claim_name(source, task, repeat_for=repeat_for, within=within)
+        return NameClaim(self._granted(claimed, asked_at, started=True), claimed.status)
 
     def _granted(self, claimed: Claimed, asked_at: float, *, started: bool) -> list[HeldLease]:
         now = self._clock.now()
@@ -335,6 +348,7 @@ class Keeper:
                 logger.exception("error in the keeper's loop; the loop goes on")
                 wake_at = self._clock.now() + 1.0
             self._recorder.waits(wake_at)
+            self._context.wakes_at = wake_at
             await self._clock.wait(self._wake, wake_at)
 
     def _once(self, now: float) -> float:

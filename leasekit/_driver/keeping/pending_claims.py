@@ -6,9 +6,9 @@ and an abandoned claim is ended under this id: its tasks are released, and a try
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from leasekit._driver.context import Context
 from leasekit._driver.reporting.ledger import Ledger, PendingClaim
@@ -16,12 +16,15 @@ from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.thread import cancel_all, spawn
 from leasekit._lifecycle.validation import check_kinds
+from leasekit.backend import NameSource
 from leasekit.errors import BackendError, Closed, Throttled, Unavailable
-from leasekit.task import Claimed, Settlement, Task
+from leasekit.task import Claimed, NewTask, Settlement, Task
 
 logger = logging.getLogger("leasekit")
 
 _SPARE = 10.0  # seconds by which an answer may come after the wait that the claim asked for
+
+Call = Callable[[str], Coroutine[Any, Any, Claimed]]  # asks the service once for the tasks of the claim of this id
 
 
 class Ended(NamedTuple):
@@ -81,18 +84,45 @@ class Claims:
         here. Raises `Refused`, without asking, if no service would accept so many kinds.
         """
         check_kinds(kinds)
+        ask = partial(
+            self._context.backend.claim, kinds, limit=min(limit, self._context.backend.capabilities.max_claim)
+        )
+
+        def call(claim_id: str) -> Coroutine[Any, Any, Claimed]:
+            poll = 0 if probes and not self._context.reachability.answers_claims else wait
+            asking = partial(ask, wait=poll, claim_id=claim_id)
+            return self._context.reachability.call("claim", asking, within=poll + _SPARE)
+
+        if repeat_for is None:
+            # For longer than the wait: an answer lost at the end of a long poll must be asked for again as well.
+            repeat_for = wait + self._patience
+        return await self._claim(kinds, call, repeat_for, failing)
+
+    async def claim_name(
+        self, source: NameSource, task: NewTask, *, repeat_for: float, within: float
+    ) -> tuple[Claimed, float]:
+        """Make and claim the task of a name, as `claim` claims. `within`: the seconds for the answer to each try."""
+
+        def call(claim_id: str) -> Coroutine[Any, Any, Claimed]:
+            asking = partial(source.claim_name, task, claim_id=claim_id)
+            return self._context.reachability.call("claim", asking, within=within)
+
+        return await self._claim([task.kind], call, repeat_for)
+
+    async def _claim(
+        self,
+        kinds: Sequence[str],
+        call: Call,
+        repeat_for: float,
+        failing: Callable[[BaseException], None] | None = None,
+    ) -> tuple[Claimed, float]:
         if self._closed.is_set():
             raise Closed
-        limit = min(limit, self._context.backend.capabilities.max_claim)
         claim_id = f"{self._context.chance.getrandbits(128):032x}"
         claim = PendingClaim(claim_id, list(kinds))
         entry = self._note_claim(claim_id, kinds)
         asked_at = self._context.clock.now()
-        if repeat_for is None:
-            # For longer than the wait: an answer lost at the end of a long poll must be asked for again as well.
-            repeat_for = wait + self._patience
-        answered = self._claim_until_answered(claim, limit, wait, repeat_for, failing, entry, probes=probes)
-        waiting = asyncio.create_task(answered)
+        waiting = asyncio.create_task(self._claim_until_answered(claim, call, repeat_for, failing, entry))
         self._waiting.add(waiting)
         try:
             claimed = await waiting
@@ -122,36 +152,30 @@ class Claims:
     async def _claim_until_answered(
         self,
         claim: PendingClaim,
-        limit: int,
-        wait: float,
+        call: Call,
         repeat_for: float,
         failing: Callable[[BaseException], None] | None,
         entry: int | None,
-        *,
-        probes: bool,
     ) -> Claimed:
         backend = self._context.backend
         remembered, kept = backend.capabilities.remembers_claims, backend.capabilities.keeps_claims
-        ask = partial(backend.claim, claim.kinds, limit=limit, claim_id=claim.claim_id)
         tries = 0
 
-        async def call() -> Claimed:
+        async def ask() -> Claimed:
             nonlocal tries
             tries += 1
-            poll = 0 if probes and not self._context.reachability.answers_claims else wait
-            asked = self._context.reachability.call("claim", partial(ask, wait=poll), within=poll + _SPARE)
-            asking = asyncio.create_task(asked)
+            if remembered:
+                return await call(claim.claim_id)
+            asking = asyncio.create_task(call(claim.claim_id))
             try:
                 return await asyncio.shield(asking)
             except asyncio.CancelledError:
-                if remembered:
-                    asking.cancel()
-                elif not (kept and asking.cancel()):  # only this call can tell which tasks it was granted
+                if not (kept and asking.cancel()):  # only this call can tell which tasks it was granted
                     spawn(self._release_when_answered(asking), self._returning)
                 raise
 
         try:
-            claimed = await call_until(call, for_at_most=repeat_for, failing=failing)
+            claimed = await call_until(ask, for_at_most=repeat_for, failing=failing)
         except asyncio.CancelledError:
             if remembered:
                 self._end(claim, entry)

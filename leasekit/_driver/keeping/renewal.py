@@ -65,7 +65,8 @@ class Renewal:
                 term.heartbeats, now=self._context.clock.now(), random=self._context.chance.random, early=self._early
             )
         cycle.add(term, self._context.clock.now(), renewed=renewed)
-        self._context.wake.set()
+        if cycle.wake_at < self._context.wakes_at:
+            self._context.wake.set()
 
     def remove(self, held: HeldLease) -> None:
         """Renew a lease no longer; a lease that is not renewed is no error."""

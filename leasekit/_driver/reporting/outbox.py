@@ -47,8 +47,9 @@ class Delivery:
 
     def end(self, answer: Verdict | Refused | None) -> None:
         """Deliver the final answer (None: the outbox was closed first)."""
-        if self.heard is not None:
-            self.heard(answer)
+        heard, self.heard = self.heard, None  # or lease and report would refer to each other for ever
+        if heard is not None:
+            heard(answer)
 
 
 class Report(Delivery):
@@ -157,6 +158,11 @@ class Outbox:
         await self._keep(list(self._unanswered))
         if self._spool is not None:
             await asyncio.to_thread(self._spool.close)
+        unsaid = [report.settlement for report in self._unanswered if not report.spooled]
+        if done := [settlement.id for settlement in unsaid if settlement.outcome == "success"]:
+            logger.warning(
+                "closed before the success of tasks could be reported, so they may run again: %s", _named(done)
+            )
         while self._unanswered:
             self._unanswered.pop().end(None)
         self._empty.set()
@@ -244,8 +250,7 @@ class Outbox:
         ids = [report.settlement.id for report in reports]
         if not self._delayed:  # once, not for each try
             self._delayed = True
-            tasks = ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
-            logger.warning("how tasks ended could not be reported, and is tried again (%s): %s", tasks, why)
+            logger.warning("how tasks ended could not be reported, and is tried again (%s): %s", _named(ids), why)
         self._context.hooks(ReportDelayed(at=self._context.clock.now(), task_ids=ids, why=why))
 
     async def _keep_late(self) -> None:
@@ -310,6 +315,10 @@ class Outbox:
 def _have_ended(tasks: set[asyncio.Task[None]]) -> bool:
     """Return whether no task will look again; one that has ended stays in its set until the loop's next turn."""
     return all(task.done() for task in tasks)
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
 
 
 def _log_if_lost(settlement: Settlement, answer: Verdict | Refused | None) -> None:

@@ -42,8 +42,8 @@ from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
 from leasekit.server.local_socket import beside, store_path
 from leasekit.server.log_limit import LogLimit
-from leasekit.server.store import Store
-from leasekit.server.store.lock import reserved
+from leasekit.server.store import SharedStore, Store
+from leasekit.server.store.sqlite.lock import reserved
 from leasekit.server.store.urls import open_store
 
 BODY_TIMEOUT = 30.0
@@ -158,7 +158,9 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check: float | None = None) -> None:
+def serve(
+    host: str, port: int, store_url: str, *, insecure: bool = False, migrate: bool = False, check: float | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT; print the address when the server is ready. Port 0 takes a free port.
 
     `check` is the seconds that the check of the store for damage may take; None: the default. Raises `ConfigError` (the
@@ -166,7 +168,10 @@ def serve(host: str, port: int, store_url: str, *, insecure: bool = False, check
     """
     logging.getLogger("uvicorn.error").addFilter(LogLimit())  # of this process of our own
     with LogThread(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(host, port, open_store(store_url, check=check), insecure=insecure))
+        store = open_store(store_url, check=check)
+        if migrate and isinstance(store, SharedStore):
+            store.migrate()
+        runner.run(_serve(host, port, store, insecure=insecure))
 
 
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
@@ -180,7 +185,7 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
                         print, f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True
                     )
                 )
-            sockets = [listener]
+            sockets, engine.address = [listener], f"http://{_authority(listener)}"
 
             async def listen(other: socket.socket) -> None:
                 if server.started:

@@ -5,6 +5,7 @@ some time after; the events go into a ring of bounded size once the transaction 
 Rule 2: the only state of a reader is its place in the ring. A reader is dropped when the ring has overwritten its
 place; it reconnects with the id of the last event that it has, and gets a `missed` event.
 Rule 3: an event names the task, the worker, the change and its time; it has no contents of a task and no token.
+Rule 4: events of other nodes go into the ring as they arrive. Some may never arrive, and no `missed` says so.
 """
 
 import asyncio
@@ -29,12 +30,22 @@ _HELLO = b"retry: 1000\n\n"  # milliseconds until a browser reconnects
 
 
 class Feed:
-    """The latest events and their readers, in one event loop; any thread may read `wanted`."""
+    """The latest events and their readers, in one event loop; any thread may read `wanted`.
+
+    `pass_on` is called with the events of this node while another node wants them.
+    """
 
     def __init__(
-        self, *, size: int = _SIZE, heartbeat: float = _HEARTBEAT, now: Callable[[], float] = time.monotonic
+        self,
+        *,
+        size: int = _SIZE,
+        heartbeat: float = _HEARTBEAT,
+        now: Callable[[], float] = time.monotonic,
+        pass_on: Callable[[Sequence[TaskEvent]], None] = lambda _: None,
     ) -> None:
-        self.wanted = False  # while false, events need not be recorded
+        self.wanted_here = False  # by readers
+        self.wanted_elsewhere = False  # by readers of other nodes
+        self._pass_on = pass_on
         self.dropped = 0  # readers that were too slow
         self._heartbeat = heartbeat
         self._now = now
@@ -50,8 +61,21 @@ class Feed:
     def __len__(self) -> int:
         return len(self._readers)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether events must be recorded."""
+        return self.wanted_here or self.wanted_elsewhere
+
     def publish(self, events: Sequence[TaskEvent]) -> None:
+        """Take events of this node."""
+        if self.wanted_elsewhere:
+            self._pass_on(events)
+        self.hear(events)
+
+    def hear(self, events: Sequence[TaskEvent]) -> None:
         """Add events to the ring and wake the readers; slow readers cost nothing here."""
+        if not self.wanted_here:
+            return
         size = len(self._ring)
         for event in events:
             self._ring[self._next % size] = event
@@ -62,8 +86,8 @@ class Feed:
 
     def look(self) -> None:
         """Stop recording and drop all events if there has been no reader for `_LINGER` seconds."""
-        if self.wanted and not self._readers and self._now() - self._quiet_since > _LINGER:
-            self.wanted = False
+        if self.wanted_here and not self._readers and self._now() - self._quiet_since > _LINGER:
+            self.wanted_here = False
             self._ring = [None] * len(self._ring)
             self._next += 1  # a reader that comes back now has missed an event
             self._first = self._next
@@ -82,7 +106,7 @@ class Feed:
         """
         if len(self._readers) >= _READERS:
             raise Throttled(f"{_READERS} readers follow events already: close one, or try again later", retry_after=5.0)
-        self.wanted = True
+        self.wanted_here = True
         self._quiet_since = self._now()  # this reader counts once its stream begins: nothing is forgotten until then
         return self._stream(kind, task, self._next if after is None else self._place(after))
 

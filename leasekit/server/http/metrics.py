@@ -195,7 +195,14 @@ class _EngineCollector(Collector):
         if (since := engine.since_commit) is not None:
             yield GaugeMetricFamily("leasekit_last_commit_age_seconds", "Since the last transaction.", since)
         steps = engine.clock.steps
-        yield CounterMetricFamily("leasekit_clock_steps", "Steps of the wall clock of a second or more.", steps)
+        yield CounterMetricFamily(
+            "leasekit_clock_steps", "Steps of the wall clock, or corrections of a shared one.", steps
+        )
+        if engine.neighbours is not None:
+            alive = len(engine.neighbours.alive)
+            yield GaugeMetricFamily("leasekit_nodes", "Servers and others that have the database open.", alive)
+            retries = engine.commit.retries
+            yield CounterMetricFamily("leasekit_contention_retries", "Transactions repeated for others.", retries)
         stalls = engine.clock.stalls
         yield CounterMetricFamily("leasekit_stalls", "Gaps of some seconds in which the server did not run.", stalls)
         if (space := engine.space()) is not None:

@@ -15,7 +15,7 @@ from leasekit.server.http.operations import Operation, get, post
 from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.task import Name, Page, Purged, Redriven, Status, TaskInfo, Vacuumed, Verdict, WorkerInfo
+from leasekit.task import Name, NodeInfo, Page, Purged, Redriven, Status, TaskInfo, Vacuumed, Verdict, WorkerInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
@@ -46,6 +46,7 @@ class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     status: Status | UnsetType = UNSET
     collection: _Filter = UNSET
     worker: _Filter = UNSET
+    newest: bool = False
     cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
 
@@ -61,10 +62,19 @@ class EventFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     last_event_id: Annotated[str, Meta(max_length=128, extra={"header": "Last-Event-ID"})] | UnsetType = UNSET
 
 
+class Tables(Struct, frozen=True):
+    """The version of the tables that a server has found, and the one that it needs: one more or less will do."""
+
+    found: int
+    needs: int
+
+
 class HealthAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: str
     detail: str | None = None
     """Why no new tasks are accepted, although all else is served."""
+    tables: Tables | None = None
+    """The version of the tables in a database."""
 
 
 class StatsAnswer(Struct, frozen=True, kw_only=True):
@@ -81,6 +91,12 @@ class WorkersAnswer(Struct, frozen=True, kw_only=True):
     workers: list[WorkerInfo]
     cursor: str | None = None
     """Where the next page begins; null: this is the last page."""
+
+
+class NodesAnswer(Struct, frozen=True, kw_only=True):
+    """The nodes of the service, also those that have left lately: up to a thousand, the last ones that were seen."""
+
+    nodes: list[NodeInfo]
 
 
 _ANY = {
@@ -121,12 +137,13 @@ async def get_task(request: ApiRequest, data: OneTask) -> TaskInfo:
 
 @get("/v1/tasks", _READS)
 async def list_tasks(request: ApiRequest, data: TaskFilters) -> Page:
-    """List the tasks that match all given filters, oldest first; the `cursor` of the answer begins the next page."""
+    """List the tasks that match all filters, oldest or (`newest=true`) newest first; `cursor` begins the next page."""
     return await request.parts.engine.list_tasks(
         kind=data.kind or None,
         status=data.status or None,
         collection=data.collection or None,
         worker=data.worker or None,
+        newest=data.newest,
         cursor=data.cursor or None,
         limit=data.limit,
     )
@@ -196,7 +213,7 @@ async def heartbeat(request: ApiRequest, data: BeatsRequest) -> VerdictsAnswer:
 
 @post("/v1/results", _WRITES)
 async def results(request: ApiRequest, data: ResultsRequest) -> VerdictsAnswer:
-    """Settle runs. Each result has its own verdict, by position: `settled`, `gone` or `failed`."""
+    """Settle runs. Each result has its own verdict, by position: `settled`, `gone`, `failed` or `throttled`."""
     return VerdictsAnswer(verdicts=await request.parts.engine.results(data.worker, data.results))
 
 
@@ -216,6 +233,12 @@ async def workers(request: ApiRequest, data: NamePage) -> WorkersAnswer:
     return WorkersAnswer(workers=[found[name] for name in names], cursor=cursor)
 
 
+@get("/v1/nodes", _READS)
+async def nodes(request: ApiRequest) -> NodesAnswer:
+    """List the servers, and other processes that have the store open; those that have left, for ten minutes more."""
+    return NodesAnswer(nodes=await request.parts.engine.nodes())
+
+
 def _page(names: Iterable[str], wanted: NamePage) -> tuple[list[str], str | None]:
     """Return the names of a page, in order, and its cursor: the last of them, or None if no more follow."""
     after = sorted(name for name in names if wanted.cursor is UNSET or name > wanted.cursor)
@@ -231,6 +254,9 @@ async def events(request: ApiRequest, data: EventFilters) -> StreamingResponse:
     of workers `joined` or `left`. `data` is JSON: `event`, `at`, and if they apply, `id`, `kind`, `status` (after the
     event), `worker`, `outcome`. A client that reconnects with `Last-Event-ID` gets the events since then, after a
     `missed` if some are no longer kept. A client that reads too slowly is dropped. Comments show a live stream.
+
+    Events of other servers of the same database come too, from a few seconds after the stream began. Some of these may
+    be lost, without a `missed`. A worker joins and leaves each server by itself.
     """
     after = None if data.last_event_id is UNSET else data.last_event_id
     stream = request.parts.engine.feed.follow(kind=data.kind or None, task=data.task or None, after=after)
@@ -252,15 +278,20 @@ async def healthz(request: ApiRequest) -> HealthAnswer:
 
 @get("/readyz", _ANY | {503: "Not ready; `detail` says why."})
 async def readyz(request: ApiRequest) -> HealthAnswer:
-    """Check that the store can be written and no damage of it was met. `detail` says why it accepts no new tasks."""
+    """Check that the store can be written, is not damaged, and has tables that this server can use.
+
+    `detail` says why it accepts no new tasks.
+    """
     reason = await request.parts.engine.ready()
     if reason is not None:
         raise HTTPException(503, reason)
-    return HealthAnswer(status="ready", detail=request.parts.engine.cramped)
+    engine = request.parts.engine
+    tables = None if engine.neighbours is None else Tables(*engine.neighbours.tables)
+    return HealthAnswer(status="ready", detail=engine.cramped, tables=tables)
 
 
 OPERATIONS: Sequence[Operation] = (
-    schedule, list_tasks, cancel, cancels, redrive, purge, get_task, claim, heartbeat, results, stats, workers, vacuum,
-    events, prometheus, healthz, readyz,
+    schedule, list_tasks, cancel, cancels, redrive, purge, get_task, claim, heartbeat, results, stats, workers, nodes,
+    vacuum, events, prometheus, healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

@@ -213,28 +213,3 @@ def _task(row: Trigger, content: Content) -> Task:
         traceparent=content.traceparent,
         max_runtime=row.max_runtime,
     )
-
-
-_MOST_KINDS = 1000  # of one worker: a named lease is a kind of its own
-
-
-class ClaimedKinds:
-    """The kinds that each worker has claimed, so that it can be told that no worker handles a kind."""
-
-    def __init__(self) -> None:
-        self._kinds: dict[str, dict[str, None]] = {}
-
-    def add(self, worker: str, kinds: Iterable[str]) -> None:
-        known = self._kinds.setdefault(worker, {})
-        for kind in kinds:
-            known.pop(kind, None)
-            known[kind] = None
-        while len(known) > _MOST_KINDS:
-            del known[next(iter(known))]  # the one that was claimed the longest ago
-
-    def of(self, worker: str) -> list[str] | None:
-        """Return the kinds that a worker has claimed; None if no claim of the worker was heard."""
-        return sorted(known) if (known := self._kinds.get(worker)) is not None else None
-
-    def forget(self, worker: str) -> None:
-        self._kinds.pop(worker, None)

@@ -18,6 +18,15 @@ from leasekit.task import Status
 REAP_BATCH = 200  # leases that are expired in one transaction, at most: reaping must not delay heartbeats
 
 
+_FOLLOW_BATCH = 5000  # renewed leases that are sorted again in one transaction, at most
+
+
+def look(turn: UnitOfWork) -> int:
+    """Do the consumer's regular work: sort leases that were renewed by their new ends, and expire ended ones."""
+    turn.tx.follow_leases(now=turn.instant, limit=_FOLLOW_BATCH)
+    return reap(turn)
+
+
 def reap(turn: UnitOfWork, *, limit: int = REAP_BATCH) -> int:
     """Expire ended leases, the oldest first; return their number. Ends are read here, so no beat is overruled."""
     expired = turn.tx.expired(now=turn.instant, limit=limit)

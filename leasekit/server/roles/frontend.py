@@ -25,6 +25,7 @@ _DEFAULT_POLICY = Exponential()
 _LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
 _HISTORY = 100  # the latest runs, which are shown
 _PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
+_AFTER_ALL = 10**18  # more than any `seq`, as no cursor is
 _PAGE_STEP = 10  # tasks whose values are loaded at once
 NAME_UNUSED = 3600.0  # seconds after which the use of a free name is noted
 _NULL = Raw(b"null")
@@ -208,8 +209,9 @@ def get(view: View, task_id: str, *, gained: float = 0.0) -> TaskInfo | None:
 
 
 def page(view: View, wanted: Filter, *, cursor: str | None, limit: int, gained: float = 0.0) -> Page:
-    """List up to `limit` matching tasks, oldest first, fewer if big. Raises `Refused` for a made-up `cursor`."""
-    rows = view.page(wanted, after=seq_of_cursor(cursor), limit=limit + 1)
+    """List up to `limit` matching tasks, fewer if big. Raises `Refused` for a made-up `cursor`."""
+    after = _AFTER_ALL if wanted.newest and cursor is None else seq_of_cursor(cursor)
+    rows = view.page(wanted, after=after, limit=limit + 1)
     shown: list[TaskInfo] = []
     size = 0
     for row, info in zip(rows[:limit], _infos(view, rows[:limit], history=False, gained=gained), strict=True):

@@ -4,9 +4,10 @@ Every write carries the token of its claim. Only the token of the last grant is 
 older or settled token writes nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -41,9 +42,31 @@ _DELAYED = frozenset({"retry", "release"})  # outcomes with which a holder may a
 def heartbeat(turn: UnitOfWork, beats: Sequence[Beat]) -> list[Verdict]:
     """Renew leases that are still held; the verdict *gone* of any other lease says why it ended.
 
-    A lease that has ended is never revived, even if no other worker has the task yet.
+    A lease that has ended is never revived, even if no other worker has the task yet. A task that another writer has
+    locked is *throttled*.
     """
-    rows = turn.tx.triggers({beat.id for beat in beats})
+    rows, locked = turn.tx.unlocked_triggers({beat.id for beat in beats})
+    return _unless_locked(turn, beats, locked, lambda free: _renew(turn, rows, free))
+
+
+_Item = TypeVar("_Item", Beat, Settlement)
+
+
+def _unless_locked(
+    turn: UnitOfWork, items: Sequence[_Item], locked: Collection[str], apply: Callable[[Sequence[_Item]], list[Verdict]]
+) -> list[Verdict]:
+    """Return the verdicts of `apply`; an item whose task another writer has locked is *throttled*."""
+    if not locked:
+        return apply(items)
+    verdicts = iter(apply([item for item in items if item.id not in locked]))
+    wait = 0.5 + turn.random.random()
+    return [
+        Verdict(id=item.id, verdict="throttled", retry_after=wait) if item.id in locked else next(verdicts)
+        for item in items
+    ]
+
+
+def _renew(turn: UnitOfWork, rows: Mapping[str, Trigger], beats: Sequence[Beat]) -> list[Verdict]:
     batch = _judged(rows, beats, turn.instant)
     _save_beats(turn, batch)
     if batch.refused:
@@ -159,7 +182,12 @@ def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict
 
     A lease that has ended may still be settled if no other worker got the task: finished work outranks a late beat.
     """
-    desk = _Desk(turn, settlements)
+    rows, locked = turn.tx.unlocked_triggers({settlement.id for settlement in settlements})
+    return _unless_locked(turn, settlements, locked, lambda free: _settle(turn, rows, free))
+
+
+def _settle(turn: UnitOfWork, rows: dict[str, Trigger], settlements: Sequence[Settlement]) -> list[Verdict]:
+    desk = _Desk(turn, rows, settlements)
     verdicts = [desk.settle(settlement) for settlement in settlements]
     desk.save()
     return verdicts
@@ -168,9 +196,9 @@ def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict
 class _Desk:
     """A batch of results: `settle` decides on each, and `save` writes the changes of all."""
 
-    def __init__(self, turn: UnitOfWork, settlements: Sequence[Settlement]) -> None:
+    def __init__(self, turn: UnitOfWork, rows: dict[str, Trigger], settlements: Sequence[Settlement]) -> None:
         self._turn = turn
-        self._rows = rows = turn.tx.triggers({settlement.id for settlement in settlements})
+        self._rows = rows
         bounded: list[int] = []
         # Earlier runs of these tasks matter if a token is stale, or a lease has expired meanwhile.
         past: list[int] = []

@@ -8,9 +8,10 @@ changes often. Times are seconds since the epoch, users' JSON values are bytes. 
 follows the wall clock forward, except for the ends of leases and runs: by a clock without steps (`server.clock`).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -18,13 +19,17 @@ from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit.task import Status
 
 __all__ = [
-    "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Content", "Dedupe", "Ending", "Entity", "Filter", "Holding",
-    "Lane", "Limits", "Run", "Space", "Store", "Trigger", "Tx", "View", "shifted",
+    "MESSAGE", "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Company", "Contended", "Content", "Dedupe",
+    "Ending", "Entity", "Filter", "Holding", "Lane", "Limits", "Locked", "Node", "NodeRow", "Reading", "Run",
+    "SharedStore", "SharedTx", "Space", "Store", "Trigger", "Tx", "View", "shifted",
 ]  # fmt: skip
 
 
 RETENTION = 30 * 86400.0
 """Seconds for which a store keeps ended tasks, if its URL does not say another time."""
+
+MESSAGE = 7900
+"""The bytes of a message between nodes, at most."""
 
 
 class Entity(Struct, frozen=True, gc=False):
@@ -155,12 +160,74 @@ class Space(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """The tasks that a listing selects; None selects any."""
+    """The tasks that a listing selects, and their order; None selects any."""
 
     kind: str | None = None
     status: Status | None = None
     collection: str | None = None
     worker: str | None = None
+    newest: bool = False
+    """Whether the newest task comes first."""
+
+
+class Contended(Exception):
+    """Another writer has changed the same rows meanwhile: the transaction is undone, and must be repeated."""
+
+
+class Locked(Contended):
+    """Another session has kept rows locked for longer than a transaction may wait: it is undone."""
+
+
+class Reading(NamedTuple):
+    """The clock of a database that several nodes share, at the start of a transaction, and what they know of it."""
+
+    wall: float  # the wall clock of the database, in seconds since the epoch
+    correction: float  # the seconds by which this is ahead of the clock of leases, in which it made a step
+    gained: float  # the seconds by which the clock of due times is ahead of the clock of leases
+    last: Anchor | None  # the last sign of any node; None: there never was one
+    others_seen: float | None  # when another node was seen last that has not left since; None: there is none
+    before: float  # a moment before the reading, by the boot clock of this machine
+    after: float  # a moment after the reading
+
+
+class Node(NamedTuple):
+    """A process that has a shared store open, and what it says of itself with its signs."""
+
+    id: str  # made anew at each start
+    name: str  # the machine and the process
+    version: str  # of leasekit
+    address: str | None = None  # where the node serves clients over HTTP
+    wants_events: bool = False  # of the other nodes
+    workers: bytes | None = None  # those that the node has heard of, as a `Directory` writes them
+
+    @classmethod
+    def of_this_process(cls, node_id: str) -> "Node":
+        import platform
+        from importlib.metadata import version
+
+        return cls(node_id, f"{platform.node()}:{os.getpid()}", version("leasekit"))
+
+
+class NodeRow(NamedTuple):
+    """A node as others see it. Moments are by the clock of leases."""
+
+    id: str
+    name: str
+    version: str
+    address: str | None
+    wants_events: bool
+    started_at: float
+    seen: float  # the moment of its last sign
+    has_left: bool
+
+
+class Company(NamedTuple):
+    """The nodes that share a store, and what they share."""
+
+    tables: int  # the version of the tables
+    fault: str | None  # why this node cannot use them
+    correction: float  # the seconds by which the wall clock is ahead of the clock of leases
+    nodes: list[NodeRow]  # this one too; the last that were seen
 
 
 class View(Protocol):
@@ -183,7 +250,7 @@ class View(Protocol):
         ...
 
     def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
-        """Return the first `limit` matching tasks whose `seq` is greater than `after`, sorted by `seq`."""
+        """Return the first `limit` matching tasks after the one whose `seq` is `after`, in the order of `wanted`."""
         ...
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
@@ -233,6 +300,13 @@ class Tx(View, Protocol):
     def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
         """Insert new tasks."""
         ...
+
+    def unlocked_triggers(self, ids: Collection[str]) -> tuple[dict[str, Trigger], Collection[str]]:
+        """Return the states of the tasks with these ids, without those that another writer has locked, and their ids.
+
+        Unknown ids are left out of both.
+        """
+        return self.triggers(ids), ()
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
         """Return the states of the tasks with these numbers; unknown numbers are left out."""
@@ -285,6 +359,10 @@ class Tx(View, Protocol):
         """Return up to `limit` tasks whose leases have ended, the oldest end first."""
         ...
 
+    def follow_leases(self, *, now: float, limit: int) -> None:
+        """Sort up to `limit` renewed leases by their ends again, if the store leaves this to its consumer."""
+        ...
+
     def restart_leases(self, *, now: float, shift: float | None) -> None:
         """Make every lease end at `now` plus the longer of its two ttls: no holder can trust it for longer.
 
@@ -323,7 +401,7 @@ class Tx(View, Protocol):
         ...
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
-        """Insert or replace the first tasks of their (kind, key)."""
+        """Insert the first tasks of their (kind, key), or replace those that this transaction has read or written."""
         ...
 
     def claim_memories(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
@@ -386,4 +464,70 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close the store, in the thread that wrote."""
+        ...
+
+
+class SharedTx(Tx, Protocol):
+    """A transaction of one of several writers. The rows that it reads are locked until it ends.
+
+    Each method may raise `Contended`.
+    """
+
+    @property
+    def reading(self) -> Reading:
+        """The clock of the database, read when the transaction began."""
+        ...
+
+    def correct_clock(self, correction: float, gained: float) -> None:
+        """Replace the correction that was read. Raises `Contended` if another node has replaced it."""
+        ...
+
+    def sign_in(self, sign: Anchor) -> None:
+        """Note that this node was alive at this moment."""
+        ...
+
+    def forget_nodes(self, before: float) -> None:
+        """Remove nodes that were seen last before this moment, by the clock of leases."""
+        ...
+
+
+@runtime_checkable
+class SharedStore(Store, Protocol):
+    """The storage of tasks that several engines, the nodes, have open at once, on any machines."""
+
+    wall: Callable[[], float] | None
+    """A clock in place of the database's; None: there is none."""
+    boot: Callable[[], float]
+    """The boot clock of this machine."""
+    node: Node
+    """This node. What is written here is in its next sign."""
+    tables: int
+    """The version of the tables that this leasekit needs."""
+
+    def transaction(self) -> AbstractContextManager[SharedTx]:
+        """Begin a transaction; see `Store.transaction`."""
+        ...
+
+    def lacks(self) -> list[int]:
+        """Return the versions of the tables that a migration would make."""
+        ...
+
+    def migrate(self) -> list[int]:
+        """Create the tables, or bring them up to date; return the versions that were made."""
+        ...
+
+    def announce(self, messages: Sequence[str]) -> None:
+        """Send messages of at most `MESSAGE` bytes to the other nodes. They may get lost. Any thread."""
+        ...
+
+    def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
+        """Call `heard` with messages of other nodes, in a thread of its own; return a function that ends this."""
+        ...
+
+    def company(self) -> Company:
+        """Return the nodes that were seen lately. Any thread."""
+        ...
+
+    def workers(self, since: float) -> list[bytes]:
+        """Return `workers` of the other nodes that were seen since then and have not left. Any thread."""
         ...

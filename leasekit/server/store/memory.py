@@ -154,10 +154,11 @@ class _MemoryView(View):
         return [runs[fence] for fence in sorted(runs)][-limit:]
 
     def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
+        rows = self._tables.triggers.items()
         matching = (
             row
-            for seq, row in self._tables.triggers.items()
-            if seq > after
+            for seq, row in (reversed(rows) if wanted.newest else rows)
+            if (seq < after if wanted.newest else seq > after)
             and wanted.kind in (None, row.kind)
             and wanted.status in (None, row.status)
             and wanted.worker in (None, row.owner)
@@ -301,6 +302,9 @@ class _MemoryTx(_MemoryView, Tx):
     def _due(self, listed: Sequence[_Due], first: int, last: int, *, now: float) -> list[Trigger]:
         triggers = self._tables.triggers
         return [triggers[seq] for at, seq in listed[first:last] if at <= now]
+
+    def follow_leases(self, *, now: float, limit: int) -> None:
+        """Do nothing: a renewal sorts its lease."""
 
     def restart_leases(self, *, now: float, shift: float | None) -> None:
         for row in self._leased():

@@ -1,4 +1,4 @@
-"""The tables of an SQL store, for SQLAlchemy. A change here needs a migration of older stores, in `migrations/`.
+"""The tables of an SQL store, for SQLAlchemy. A change needs a migration of older stores, in `sqlite/migrations/`.
 
 `task` is written once; `trigger` is small and changes often. Two partial indexes order `trigger` by next trigger time,
 one for waiting tasks and one for leased tasks; a third orders ended tasks by their end.
@@ -76,6 +76,9 @@ trigger = sa.Table(
     sa.Column("claimed_at", sa.Double),
     sa.Column("started_at", sa.Double),
     sa.Column("heartbeat_at", sa.Double),
+    # The end of a lease. `next_trigger_at` of a leased task, which is indexed, is at most that: a renewal that changes
+    # no indexed column costs much less, and the index follows when the time in it has come.
+    sa.Column("lease_until", sa.Double),
 )
 
 

@@ -1,20 +1,18 @@
-"""Every statement that a transaction runs, in SQLAlchemy Core, compiled once.
+"""Every statement that a transaction runs, in SQLAlchemy Core, compiled once for the dialect that runs it.
 
-Statements run on the driver's own cursor, and rows are plain tuples, so that both cost no more than the driver does;
-errors are the driver's too. Only `_listed` and `_is_one_pair_of`, which pass a list of values as one parameter, depend
-on the SQL dialect.
+Statements run on the driver's own cursor, and rows are plain tuples, so that both cost no more than the driver does.
+Only `_Listed`, `_OneOf` and `_PairOf`, which pass a list of values as one parameter, are written anew for each dialect.
 """
 
-import sqlite3
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam, func, literal, select, tuple_
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine.interfaces import DBAPICursor
+from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 
 from leasekit.named import PREFIXES
@@ -31,110 +29,155 @@ from leasekit.server.store.schema import (
     version,
 )
 
-DIALECT = sqlite.dialect()
-
-INCREMENTAL = 2
-"""The `auto_vacuum` of a file that can be shortened step by step."""
 _SPREAD = 100  # steps over which the new ends of leases are spread
-_TOGETHER = 43  # rows: every SQLite takes 999 values in one statement, and the widest table has 23 columns
+
+
+class Compiled(NamedTuple):
+    """A statement as text in one dialect."""
+
+    sql: str
+    names: tuple[str, ...]  # the parameters in their order, for a dialect that numbers them
+    values: Mapping[str, Any]  # those written in the statement itself; None for the others
+    lists: frozenset[str]  # the parameters that are lists
+
+    def bound(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self.values, **values}
 
 
 class Statement:
-    """A statement that is compiled once."""
+    """A statement, which each dialect compiles once."""
 
-    def __init__(self, statement: sa.ClauseElement) -> None:
-        compiled = cast("SQLCompiler", statement.compile(dialect=DIALECT))
-        self.sql = str(compiled)
-        self.names = tuple(compiled.positiontup or ())
-        self._values = compiled.params  # values written in the statement itself; None for the others
+    def __init__(self, expression: sa.ClauseElement) -> None:
+        self.expression = expression
+        self._compiled: dict[tuple[str, str | None], Compiled] = {}
 
-    def __call__(self, connection: sa.Connection, **values: Any) -> DBAPICursor:
-        cursor = _cursor(connection)
-        cursor.execute(self.sql, self.bound(values))
-        return cursor
-
-    def bound(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
-        values = {**self._values, **values}
-        return tuple([values[name] for name in self.names])
-
-    def rows(self, connection: sa.Connection, **values: Any) -> list[tuple[Any, ...]]:
-        try:
-            return cast("list[tuple[Any, ...]]", self(connection, **values).fetchall())
-        except sqlite3.OperationalError as error:
-            driver = connection.connection.driver_connection
-            if "UTF-8" not in str(error) or driver is None or driver.text_factory is text_or_bytes:
-                raise
-            # A damaged text must not fail the other rows. This factory costs more: it is used once there is damage.
-            driver.text_factory = text_or_bytes
-            return self.rows(connection, **values)
-
-    def each(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Run the statement for each tuple of values, which are in the order of its parameters."""
-        if rows:
-            _cursor(connection).executemany(self.sql, rows)
+    def compiled(self, dialect: Dialect, *, schema: str | None = None) -> Compiled:
+        known = self._compiled.get((dialect.name, schema))
+        if known is None:
+            self._compiled[dialect.name, schema] = known = _compiled(self.expression, dialect, schema)
+        return known
 
 
-class Insert(Statement):
-    """An insert that writes `_TOGETHER` rows by one statement, which costs less."""
+class Insert:
+    """An insert of many rows into a table; the values are in the order of its columns."""
 
     def __init__(self, table: sa.Table) -> None:
-        super().__init__(sa.insert(table))
-        row = self.sql.partition(" VALUES ")[2]
-        self._together = ", ".join([self.sql] + [row] * (_TOGETHER - 1))
-
-    def each(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-        rest = len(rows) - len(rows) % _TOGETHER
-        for at in range(0, rest, _TOGETHER):
-            _cursor(connection).execute(self._together, list(chain.from_iterable(rows[at : at + _TOGETHER])))
-        super().each(connection, rows[rest:])
+        self.table = table
 
 
-def text_or_bytes(raw: bytes) -> str | bytes:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return raw
+class Update:
+    """An update of many rows of a table. The values are those of its columns from `first` on; the key comes last."""
+
+    def __init__(self, key: sa.Column[int], *, first: int) -> None:
+        self.table = key.table
+        self.key = key
+        self.columns = list(key.table.c)[first:]
 
 
-def _cursor(connection: sa.Connection) -> DBAPICursor:
-    # The driver's own cursor: SQLAlchemy's result would cost more than most of these statements.
-    return connection.connection.cursor()
+def _compiled(expression: sa.ClauseElement, dialect: Dialect, schema: str | None) -> Compiled:
+    places: dict[str, Any] = {"schema_translate_map": {None: schema}, "render_schema_translate": True} if schema else {}
+    compiled = cast("SQLCompiler", expression.compile(dialect=dialect, **places))
+    lists = frozenset(name for name, bind in compiled.binds.items() if isinstance(bind.type, sa.ARRAY))
+    return Compiled(str(compiled), tuple(compiled.positiontup or ()), compiled.params, lists)
 
 
-def driver(connection: sa.Connection) -> sqlite3.Connection:
-    connected = connection.connection.driver_connection
-    assert isinstance(connected, sqlite3.Connection)  # noqa: S101 - there is no other
-    return connected
+class _Listed(FunctionElement[Any]):
+    """The values of a list as rows of one column, `value`."""
+
+    inherit_cache = True
 
 
-def _listed(parameter: str) -> TableValuedAlias:
-    """Return the values of the JSON list in this bound parameter as rows, by a function of SQLite."""
-    return func.json_each(bindparam(parameter, type_=sa.Text)).table_valued(sa.column("value"), name=parameter)
+class _Condition(FunctionElement[bool]):
+    type = sa.Boolean()
+    inherit_cache = True
+
+    def self_group(self, against: object = None) -> "_Condition":
+        return self  # in a WHERE for SQLite, SQLAlchemy would compare it with 1: no index is used for that
+
+
+class _OneOf(_Condition):
+    """Whether a value is in a list."""
+
+
+class _PairOf(_Condition):
+    """Whether two values are a pair in a list of pairs."""
+
+
+@compiles(_Listed, "sqlite")
+def _(element: _Listed, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(SELECT value FROM json_each({compiler.process(element.clauses, **options)}))"
+
+
+@compiles(_Listed, "postgresql")
+def _(element: _Listed, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(SELECT unnest({compiler.process(element.clauses, **options)}) AS value)"
+
+
+@compiles(_OneOf, "sqlite")
+def _(element: _OneOf, compiler: SQLCompiler, **options: Any) -> str:
+    value, listed = (compiler.process(part, **options) for part in element.clauses)
+    return f"{value} IN (SELECT value FROM json_each({listed}))"
+
+
+@compiles(_OneOf, "postgresql")
+def _(element: _OneOf, compiler: SQLCompiler, **options: Any) -> str:
+    value, listed = (compiler.process(part, **options) for part in element.clauses)
+    return f"{value} = ANY ({listed})"
+
+
+@compiles(_PairOf, "sqlite")
+def _(element: _PairOf, compiler: SQLCompiler, **options: Any) -> str:
+    first, second, pairs = (compiler.process(part, **options) for part in element.clauses)
+    values = "json_extract(value, '$[0]'), json_extract(value, '$[1]')"
+    return f"({first}, {second}) IN (SELECT {values} FROM json_each({pairs}))"
+
+
+@compiles(_PairOf, "postgresql")
+def _(element: _PairOf, compiler: SQLCompiler, **options: Any) -> str:
+    first, second, pairs = element.clauses
+    types = [part.type.compile(dialect=compiler.dialect) for part in (first, second)]
+    values = ", ".join(f"CAST(pair ->> {at} AS {of})" for at, of in enumerate(types))
+    names = ", ".join(compiler.process(part, **options) for part in (first, second))
+    listed = compiler.process(pairs, **options)
+    return f"({names}) IN (SELECT {values} FROM jsonb_array_elements(to_jsonb({listed})) AS pair)"
+
+
+def _listed(parameter: str, of: Any) -> TableValuedAlias:
+    return _Listed(bindparam(parameter, type_=sa.ARRAY(of))).table_valued(sa.column("value"), name=parameter)
 
 
 def _is_one_of(value: sa.ColumnElement[Any], parameter: str) -> sa.ColumnElement[bool]:
-    return value.in_(select(_listed(parameter).c.value))
+    return _OneOf(value, bindparam(parameter, type_=sa.ARRAY(_type(value))))
 
 
 def _is_one_pair_of(
     first: sa.ColumnElement[Any], second: sa.ColumnElement[Any], parameter: str
 ) -> sa.ColumnElement[bool]:
-    pairs = _listed(parameter)
-    return tuple_(first, second).in_(
-        select(func.json_extract(pairs.c.value, literal("$[0]")), func.json_extract(pairs.c.value, literal("$[1]")))
-    )
+    return _PairOf(first, second, bindparam(parameter, type_=sa.ARRAY(_type(first), dimensions=2)))
+
+
+def _type(value: sa.ColumnElement[Any]) -> Any:
+    return sa.BigInteger() if isinstance(value.type, sa.Integer) else sa.Text()
 
 
 _DUE = trigger.c.next_trigger_at
+_END = func.coalesce(trigger.c.lease_until, _DUE, type_=sa.Double)
 _NOW = bindparam("now", type_=sa.Double)
 _MOST = bindparam("most", type_=sa.Integer)
 
+STATE = [_END if column is _DUE else column for column in trigger.c if column is not trigger.c.lease_until]
+"""The columns of a `Trigger`."""
 # The id of `task`, by which rows are selected: the copy in `trigger` may be damaged.
-_TRIGGER = [task.c.id if field.name == "id" else field for field in trigger.c]
-BY_ID = Statement(
-    select(*_TRIGGER).select_from(trigger).join(task, task.c.seq == trigger.c.seq).where(_is_one_of(task.c.id, "ids"))
+_OF_ID = [task.c.id if column is trigger.c.id else column for column in STATE]
+_BY_ID = select(*_OF_ID).join_from(trigger, task, task.c.seq == trigger.c.seq).where(_is_one_of(task.c.id, "ids"))
+BY_ID = Statement(_BY_ID)
+# A dialect of a database with one writer leaves out the locks.
+BY_ID_LOCKED = Statement(_BY_ID.order_by(trigger.c.seq).with_for_update(of=trigger, key_share=True))
+BY_ID_UNLOCKED = Statement(_BY_ID.with_for_update(of=trigger, key_share=True, skip_locked=True))
+KNOWN_IDS = Statement(select(task.c.id).where(_is_one_of(task.c.id, "ids")))
+BY_SEQ = Statement(
+    select(*STATE).where(_is_one_of(trigger.c.seq, "seqs")).order_by(trigger.c.seq).with_for_update(key_share=True)
 )
-BY_SEQ = Statement(select(trigger).where(_is_one_of(trigger.c.seq, "seqs")))
 ENTITIES = Statement(select(task).where(_is_one_of(task.c.seq, "seqs")))
 DIGESTS = Statement(select(task.c.seq, task.c.digest).where(_is_one_of(task.c.seq, "seqs")))
 CONTENTS = Statement(
@@ -169,7 +212,7 @@ LATEST = Statement(
     )
 )
 READY = Statement(
-    select(trigger)
+    select(*STATE)
     .where(
         is_waiting(),
         trigger.c.kind == bindparam("kind"),
@@ -179,13 +222,31 @@ READY = Statement(
     )
     .order_by(_DUE, trigger.c.seq)
     .limit(_MOST)
+    .with_for_update(skip_locked=True, key_share=True)
 )
 _IN_LANE = (is_waiting(), trigger.c.kind == bindparam("kind"), trigger.c.priority == bindparam("priority"))
 COUNT_DUE, COUNT_LATER = (
     Statement(select(func.count()).select_from(select(sa.literal(1)).where(*_IN_LANE, when).limit(_MOST).subquery()))
     for when in (_NOW >= _DUE, _NOW < _DUE)
 )
-EXPIRED = Statement(select(trigger).where(is_leased(), _NOW >= _DUE).order_by(_DUE, trigger.c.seq).limit(_MOST))
+EXPIRED = Statement(
+    select(*STATE)
+    .where(is_leased(), _NOW >= _DUE, _NOW >= _END)
+    .order_by(_DUE, trigger.c.seq)
+    .limit(_MOST)
+    .with_for_update(skip_locked=True, key_share=True)
+)
+_RENEWED = (
+    select(trigger.c.seq)
+    .where(is_leased(), _NOW >= _DUE, trigger.c.lease_until > _DUE)
+    .limit(_MOST)
+    .with_for_update(skip_locked=True, key_share=True)
+)
+FOLLOW = Statement(
+    sa.update(trigger)
+    .where(trigger.c.seq.in_(_RENEWED.scalar_subquery()))
+    .values(next_trigger_at=trigger.c.lease_until)
+)
 FREE_NAMES = Statement(
     select(trigger.c.seq)
     .where(
@@ -207,7 +268,7 @@ HOLDERS = Statement(
 
 
 def _lanes() -> sa.Select[Any, Any, Any]:
-    kinds, priorities = _listed("kinds"), _listed("priorities")
+    kinds, priorities = _listed("kinds", sa.Text()), _listed("priorities", sa.Integer())
     first = (
         select(_DUE)
         .where(is_waiting(), trigger.c.kind == kinds.c.value, trigger.c.priority == priorities.c.value)
@@ -227,27 +288,25 @@ def _greater(first: sa.ColumnElement[float], second: sa.ColumnElement[float]) ->
     return sa.case((first > second, first), else_=second)
 
 
-_OF_SEQ = bindparam("of_seq", type_=sa.Integer)
 _SHIFT = bindparam("shift", type_=sa.Double)
 
 ADD_TASKS = Insert(task)
 ADD_TRIGGERS = Insert(trigger)
-SAVE = Statement(
-    sa.update(trigger)
-    .where(trigger.c.seq == _OF_SEQ)
-    .values({name: bindparam(f"to_{name}") for name in trigger.c.keys()[6:]})
-)
-RENEW = Statement(
+SAVE = Update(trigger.c.seq, first=6)
+_UNTIL = _greater(_END, _NOW + trigger.c.heartbeat_timeout)
+_RENEWAL = (
     sa.update(trigger)
     .where(_is_one_of(trigger.c.seq, "seqs"))
     .values(
         status=bindparam("to_status"),
-        next_trigger_at=_greater(_DUE, _NOW + trigger.c.heartbeat_timeout),
+        lease_until=_UNTIL,
         was_extended=sa.false(),
         started_at=func.coalesce(trigger.c.started_at, bindparam("begun_at", type_=sa.Double)),
         heartbeat_at=bindparam("at", type_=sa.Double),
     )
 )
+RENEW = Statement(_RENEWAL)
+RENEW_SORTED = Statement(_RENEWAL.values(next_trigger_at=_UNTIL))
 END = Statement(
     sa.update(trigger)
     .where(_is_one_of(trigger.c.seq, "seqs"))
@@ -257,6 +316,7 @@ END = Statement(
         owner=sa.null(),
         token=sa.null(),
         next_trigger_at=sa.null(),
+        lease_until=sa.null(),
         reason=sa.null(),
         ended_at=_NOW,
     )
@@ -273,9 +333,9 @@ PROGRESS_MARKS = Statement(
     select(progress.c.seq, progress.c.fence, progress.c.number).where(_is_one_of(progress.c.seq, "seqs"))
 )
 ADD_PROGRESS = Insert(progress)
-DROP_PROGRESS = Statement(sa.delete(progress).where(progress.c.seq == _OF_SEQ))
+DROP_PROGRESS = Statement(sa.delete(progress).where(_is_one_of(progress.c.seq, "seqs")))
 ADD_RUNS = Insert(run)
-DROP_RUNS = Statement(sa.delete(run).where(run.c.seq == _OF_SEQ, run.c.fence == bindparam("of_fence")))
+DROP_RUNS = Statement(sa.delete(run).where(_is_one_pair_of(run.c.seq, run.c.fence, "pairs")))
 ADD_CLAIMS = Insert(claim)
 FORGET_CLAIMS = Statement(
     sa.delete(claim).where(
@@ -287,10 +347,15 @@ FORGET_CLAIMS = Statement(
         )
     )
 )
-ADD_DEDUPES = Insert(dedupe)
-DROP_DEDUPES = Statement(
-    sa.delete(dedupe).where(dedupe.c.kind == bindparam("of_kind"), dedupe.c.key == bindparam("of_key"))
+DEDUPES = Statement(select(dedupe).where(_is_one_pair_of(dedupe.c.kind, dedupe.c.key, "pairs")))
+DEDUPES_LOCKED = Statement(
+    select(dedupe)
+    .where(_is_one_pair_of(dedupe.c.kind, dedupe.c.key, "pairs"))
+    .order_by(dedupe.c.kind, dedupe.c.key)
+    .with_for_update()
 )
+ADD_DEDUPES = Insert(dedupe)
+DROP_DEDUPES = Statement(sa.delete(dedupe).where(_is_one_pair_of(dedupe.c.kind, dedupe.c.key, "pairs")))
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(
     sa.update(store).values(
@@ -306,13 +371,21 @@ TOUCH = Statement(sa.update(version).values(version_num=version.c.version_num))
 def _restart_leases() -> sa.Update:
     ttl = _greater(trigger.c.claim_timeout, trigger.c.heartbeat_timeout)
     anew = _NOW + ttl * (1 + (trigger.c.seq % _SPREAD) / (10.0 * _SPREAD))
-    kept = _DUE + _SHIFT
+    kept = _END + _SHIFT
     # Without a shift (NULL), every lease begins anew. No end is later than `anew`, unless its row is damaged.
     until = sa.case((sa.and_(trigger.c.was_extended, kept < anew), kept), else_=anew)
     # An end that is over stays; without a shift the other ends become NULL.
     run_until = sa.case((trigger.c.run_until <= 0, trigger.c.run_until), else_=trigger.c.run_until + _SHIFT)
-    values = {"next_trigger_at": until, "run_until": run_until, "was_extended": sa.true()}
-    return sa.update(trigger).where(is_leased()).values(values)
+    values = {"next_trigger_at": until, "lease_until": until, "run_until": run_until, "was_extended": sa.true()}
+    return sa.update(trigger).where(is_leased(), trigger.c.seq.in_(_UNLOCKED.scalar_subquery())).values(values)
 
 
+_UNLOCKED = select(trigger.c.seq).where(is_leased()).with_for_update(skip_locked=True, key_share=True)
 RESTART_LEASES = Statement(_restart_leases())
+COUNT_LOCKED = Statement(
+    select(
+        select(func.count()).select_from(trigger).where(is_leased()).scalar_subquery()
+        - select(func.count()).select_from(_UNLOCKED.subquery()).scalar_subquery()
+    )
+)
+"""The leases that another writer has locked; the others are locked by this statement."""

@@ -1,13 +1,11 @@
 """Transactions and snapshots of an SQL database: batches of rows in, batches of rows out."""
 
-from collections import Counter as Counts
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Select, func, literal, select, tuple_
+from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
 
-from leasekit.errors import Refused
 from leasekit.server.store import (
     Anchor,
     Checkpoint,
@@ -27,47 +25,63 @@ from leasekit.server.store import (
     damage,
 )
 from leasekit.server.store import statements as sql
-from leasekit.server.store.lease_cache import LeaseCache
-from leasekit.server.store.schema import dedupe, task, trigger
-from leasekit.server.store.task_counts import Key
+from leasekit.server.store.schema import task, trigger
 from leasekit.task import Status
 
-_PRIORITIES = "[0,1,2,3,4]"
+_PRIORITIES = range(5)
 _NAMES = {status: status.value for status in Status}
-_PAIRS = 200  # pairs of values in one statement, at most
 _encode = msgspec.json.encode
 _decode_grants = msgspec.json.Decoder(list[tuple[int, str]]).decode
 _decode_anchor = msgspec.json.Decoder(Anchor).decode
 _astuple = msgspec.structs.astuple
 
 
-class Counter:
-    """The last `seq` that the writer has reserved; a failed transaction leaves a gap."""
+class Session(Protocol):
+    """A connection with a transaction in progress, and the dialect in which it runs statements."""
 
-    def __init__(self) -> None:
-        self.last: int | None = None
+    def rows(self, statement: sql.Statement, **values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows. A parameter that is a list takes any collection."""
+        ...
+
+    def run(self, statement: sql.Statement, **values: Any) -> None:
+        """Run a statement that only writes."""
+        ...
+
+    def count(self, statement: sql.Statement, **values: Any) -> int:
+        """Run a statement and return the number of rows that it changed."""
+        ...
+
+    def insert(self, into: sql.Insert, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert these rows. Raises an error if one is there already."""
+        ...
+
+    def update(self, update: sql.Update, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Update the rows with these keys."""
+        ...
 
 
 class SqlView(View):
     """A consistent snapshot of an SQL database. `View` describes the methods."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
-        return {row.id: row for row in self._decoded(sql.BY_ID.rows(self._connection, ids=_json_list(ids)))}
+        return {row.id: row for row in self._decoded(self._session.rows(sql.BY_ID, ids=ids))}
 
     def entities(self, seqs: Collection[int]) -> dict[int, Entity]:
-        return {row[0]: Entity(*row) for row in sql.ENTITIES.rows(self._connection, seqs=_json_list(seqs))}
+        return {row[0]: Entity(*row) for row in self._session.rows(sql.ENTITIES, seqs=seqs)}
 
     def progress(self, seqs: Collection[int]) -> dict[int, Checkpoint]:
-        return {row[0]: Checkpoint(*row[1:]) for row in sql.PROGRESS.rows(self._connection, seqs=_json_list(seqs))}
+        return {row[0]: Checkpoint(*row[1:]) for row in self._session.rows(sql.PROGRESS, seqs=seqs)}
 
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
-        return damage.runs(sql.LAST_RUNS.rows(self._connection, seq=seq, most=limit)[::-1])
+        return damage.runs(self._session.rows(sql.LAST_RUNS, seq=seq, most=limit)[::-1])
 
     def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
-        query = select(trigger).where(trigger.c.seq > after).order_by(trigger.c.seq).limit(limit)
+        seq = trigger.c.seq
+        place, order = (seq < after, seq.desc()) if wanted.newest else (seq > after, seq.asc())
+        query = select(*sql.STATE).where(place).order_by(order).limit(limit)
         if wanted.kind is not None:
             query = query.where(trigger.c.kind == wanted.kind)
         if wanted.status is not None:
@@ -76,66 +90,42 @@ class SqlView(View):
             query = query.where(trigger.c.owner == wanted.worker)
         if wanted.collection is not None:
             query = query.join(task, task.c.seq == trigger.c.seq).where(task.c.collection == wanted.collection)
-        return self._decoded(sql.Statement(query).rows(self._connection))
+        return self._decoded(self._session.rows(sql.Statement(query)))
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
-        # Not a JSON list as elsewhere: SQLite would cut a key at a null character in it.
-        pair = tuple_(dedupe.c.kind, dedupe.c.key)
-        pairs = list(keys)
-        rows = (
-            row
-            for at in range(0, len(pairs), _PAIRS)
-            for row in self._connection.execute(select(dedupe).where(pair.in_(pairs[at : at + _PAIRS])))
-        )
-        return {(row[0], row[1]): Dedupe(*row) for row in rows if row[3] is None or damage.is_number(row[3])}
+        return _dedupes(self._session.rows(sql.DEDUPES, pairs=keys))
 
     def counts(self) -> dict[str, dict[str, int]]:
-        return damage.statuses(sql.COUNTS.rows(self._connection))
-
-    def numbered_counts(self) -> tuple[int, Sequence[tuple[Any, Any, int]]]:
-        """Return the number of the last transaction, and the tasks of each kind in each status."""
-        return sql.COMMITS.rows(self._connection)[0][0], sql.COUNTS.rows(self._connection)
+        return damage.statuses(self._session.rows(sql.COUNTS))
 
     def holders(self) -> dict[str, Holding]:
         return {
             str(row[0]): Holding(row[1], row[2] if damage.is_number(row[2]) else None)
-            for row in sql.HOLDERS.rows(self._connection)
+            for row in self._session.rows(sql.HOLDERS)
         }
 
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
         query = _ended(wanted, until, trigger.c.ended_at, trigger.c.seq)
         query = query.where(tuple_(trigger.c.ended_at, trigger.c.seq) > tuple_(literal(after.at), literal(after.seq)))
         query = query.order_by(trigger.c.ended_at, trigger.c.seq).limit(limit)
-        return [Ending(*row) for row in sql.Statement(query).rows(self._connection)]
+        return [Ending(*row) for row in self._session.rows(sql.Statement(query))]
 
     def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
         of = (trigger.c.kind, trigger.c.status)
         query = _ended(wanted, until, *of, func.count()).group_by(*of)
-        return damage.statuses(sql.Statement(query).rows(self._connection))
+        return damage.statuses(self._session.rows(sql.Statement(query)))
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        rows = sql.LANES.rows(self._connection, kinds=_json_list(kinds), priorities=_PRIORITIES)
+        rows = self._session.rows(sql.LANES, kinds=kinds, priorities=_PRIORITIES)
         return sorted(Lane(*row) for row in rows if damage.is_number(row[2]))
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
         of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
-        due, later = (statement.rows(self._connection, **of)[0][0] for statement in (sql.COUNT_DUE, sql.COUNT_LATER))
+        due, later = (self._session.rows(statement, **of)[0][0] for statement in (sql.COUNT_DUE, sql.COUNT_LATER))
         return due, later
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
-        return [row[0] for row in sql.FREE_NAMES.rows(self._connection, now=until, most=limit)]
-
-    def free_space(self) -> int:
-        driver = sql.driver(self._connection)
-        free, page, mode = (
-            driver.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size", "auto_vacuum")
-        )
-        if mode != sql.INCREMENTAL:
-            raise Refused(
-                "the file was made without room for the notes by which space is given back step by step: stop all "
-                "processes that use it, then run sqlite3 FILE 'PRAGMA auto_vacuum = incremental; VACUUM'"
-            )
-        return int(free * page)
+        return [row[0] for row in self._session.rows(sql.FREE_NAMES, now=until, most=limit)]
 
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
         return damage.triggers(rows)[0]
@@ -144,85 +134,58 @@ class SqlView(View):
 class SqlTx(SqlView, Tx):
     """A transaction of the writer on an SQL database. `Tx` describes the methods."""
 
-    def __init__(
-        self, connection: Connection, counter: Counter, held: LeaseCache, changes: MutableMapping[Key, int]
-    ) -> None:
-        super().__init__(connection)
-        self._counter = counter
-        self._held = held
-        self._changes = changes  # of the numbers of tasks
-        self.new_anchor: str | None = None  # the store writes it if anything else is written
+    _renewal = sql.RENEW
 
-    def allocate_seqs(self, count: int) -> int:
-        last: int = sql.LAST_SEQ.rows(self._connection)[0][0] if self._counter.last is None else self._counter.last
-        self._counter.last = last + count
-        return last + 1
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._firsts: set[tuple[str, str]] = set()  # the keys of which this transaction has seen the first tasks
 
     def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
-        sql.ADD_TASKS.each(self._connection, [_astuple(entity) for entity in entities])
+        self._session.insert(sql.ADD_TASKS, [_astuple(entity) for entity in entities])
         rows = [
             (row.seq, row.id, row.kind, row.priority, row.claim_timeout, row.heartbeat_timeout, *_values(row))
             for row in triggers
         ]
-        sql.ADD_TRIGGERS.each(self._connection, rows)
-        for (kind, status), tasks in Counts((row.kind, row.status) for row in triggers).items():
-            key = (kind.encode(), status.encode())
-            self._changes[key] = self._changes.get(key, 0) + tasks
+        self._session.insert(sql.ADD_TRIGGERS, rows)
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
-        known = self._held.find(ids)
-        if len(known) < len(ids) and (missing := [task_id for task_id in ids if task_id not in known]):
-            stored = super().triggers(missing)
-            self._held.keep(stored.values())
-            known |= stored
-        return known
+        return {row.id: row for row in self._decoded(self._session.rows(sql.BY_ID_LOCKED, ids=ids))}
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
-        return {row.seq: row for row in self._decoded(sql.BY_SEQ.rows(self._connection, seqs=_json_list(seqs)))}
+        return {row.seq: row for row in self._decoded(self._session.rows(sql.BY_SEQ, seqs=seqs))}
 
     def digests(self, seqs: Collection[int]) -> dict[int, bytes]:
-        return {row[0]: row[1] for row in sql.DIGESTS.rows(self._connection, seqs=_json_list(seqs))}
+        return {row[0]: row[1] for row in self._session.rows(sql.DIGESTS, seqs=seqs)}
 
     def contents(self, seqs: Collection[int]) -> dict[int, Content]:
-        return {row[0]: Content(*row[1:]) for row in sql.CONTENTS.rows(self._connection, seqs=_json_list(seqs))}
+        return {row[0]: Content(*row[1:]) for row in self._session.rows(sql.CONTENTS, seqs=seqs)}
 
     def content_size(self, seqs: Collection[int]) -> int:
-        return int(sql.SIZE.rows(self._connection, seqs=_json_list(seqs))[0][0])
+        return int(self._session.rows(sql.SIZE, seqs=seqs)[0][0])
 
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
-        return {row[0]: Limits(*row[1:]) for row in sql.LIMITS.rows(self._connection, seqs=_json_list(seqs))}
+        return {row[0]: Limits(*row[1:]) for row in self._session.rows(sql.LIMITS, seqs=seqs)}
 
     def save(self, triggers: Sequence[Trigger]) -> None:
-        sql.SAVE.each(self._connection, [(*_values(row), row.seq) for row in triggers])
-        self._held.keep(triggers)
+        self._session.update(sql.SAVE, [(*_values(row), row.seq) for row in triggers])
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         if seqs:
             begun_at = at if status is Status.PROCESSING else None
             of = {"to_status": status.value, "now": now, "at": at, "begun_at": begun_at}
-            sql.RENEW(self._connection, seqs=_json_list(seqs), **of)
-            self._held.renew(seqs, status, now=now, at=at)
+            self._session.run(self._renewal, seqs=seqs, **of)
 
     def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         if seqs:
-            sql.END(self._connection, seqs=_json_list(seqs), to_status=status.value, now=now)
-            self._held.drop(seqs)
+            self._session.run(sql.END, seqs=seqs, to_status=status.value, now=now)
 
     def remove(self, seqs: Collection[int]) -> None:
-        listed = _json_list(seqs)
         for statement in sql.REMOVE:
-            statement(self._connection, seqs=listed)
-        self._held.drop(seqs)
-
-    def give_back(self, *, most: int) -> None:
-        (page,) = sql.driver(self._connection).execute("PRAGMA page_size").fetchone()
-        for _ in range(max(1, most // page)):  # one by one, because the driver ends such a statement at its first page
-            sql.driver(self._connection).execute("PRAGMA incremental_vacuum(1)").fetchall()
-        self.probe_write()
+            self._session.run(statement, seqs=seqs)
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
-        rows = sql.READY.rows(
-            self._connection,
+        rows = self._session.rows(
+            sql.READY,
             kind=lane.kind,
             priority=lane.priority,
             now=now,
@@ -233,59 +196,58 @@ class SqlTx(SqlView, Tx):
         return [row for row in self._decoded(rows) if row.next_trigger_at is not None]
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:
-        rows = self._decoded(sql.EXPIRED.rows(self._connection, now=now, most=limit))
+        rows = self._decoded(self._session.rows(sql.EXPIRED, now=now, most=limit))
         return [row for row in rows if row.next_trigger_at is not None]
 
+    def follow_leases(self, *, now: float, limit: int) -> None:
+        self._session.run(sql.FOLLOW, now=now, most=limit)
+
     def restart_leases(self, *, now: float, shift: float | None) -> None:
-        sql.RESTART_LEASES(self._connection, now=now, shift=shift)
-        self._held.clear()
-
-    def anchor(self) -> Anchor | None:
-        rows = sql.ANCHOR.rows(self._connection)
-        try:
-            return _decode_anchor(rows[0][0]) if rows else None
-        except (msgspec.MsgspecError, ValueError, TypeError):
-            return None
-
-    def set_anchor(self, anchor: Anchor) -> None:
-        self.new_anchor = _encode(anchor).decode()
+        self._session.run(sql.RESTART_LEASES, now=now, shift=shift)
 
     def progress_marks(self, seqs: Collection[int]) -> dict[int, tuple[int, int]]:
-        rows = sql.PROGRESS_MARKS.rows(self._connection, seqs=_json_list(seqs))
+        rows = self._session.rows(sql.PROGRESS_MARKS, seqs=seqs)
         return {row[0]: row[1:] for row in rows if isinstance(row[1], int) and isinstance(row[2], int)}
 
     def set_progress(self, values: Mapping[int, Checkpoint]) -> None:
-        sql.DROP_PROGRESS.each(self._connection, [(seq,) for seq in values])
-        sql.ADD_PROGRESS.each(self._connection, [(seq, *checkpoint) for seq, checkpoint in values.items()])
+        self._session.run(sql.DROP_PROGRESS, seqs=values)
+        self._session.insert(sql.ADD_PROGRESS, [(seq, *checkpoint) for seq, checkpoint in values.items()])
 
     def add_runs(self, runs: Sequence[Run]) -> None:
-        sql.ADD_RUNS.each(self._connection, [_astuple(run) for run in runs])
+        self._session.insert(sql.ADD_RUNS, [_astuple(run) for run in runs])
 
     def forget_runs(self, keys: Sequence[tuple[int, int]]) -> None:
-        sql.DROP_RUNS.each(self._connection, keys)
+        self._session.run(sql.DROP_RUNS, pairs=keys)
 
     def runs(self, seqs: Collection[int]) -> list[Run]:
-        return [Run(*row) for row in sql.RUNS.rows(self._connection, seqs=_json_list(seqs))]
+        return [Run(*row) for row in self._session.rows(sql.RUNS, seqs=seqs)]
+
+    def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
+        rows = self._session.rows(sql.DEDUPES_LOCKED, pairs=keys)
+        self._firsts.update((row[0], row[1]) for row in rows)
+        return _dedupes(rows)
 
     def set_dedupes(self, dedupes: Sequence[Dedupe]) -> None:
-        sql.DROP_DEDUPES.each(self._connection, [first[:2] for first in dedupes])
-        sql.ADD_DEDUPES.each(self._connection, [tuple(first) for first in dedupes])
+        # Only what was seen is replaced. What another writer has added since then makes the insert fail.
+        self._session.run(sql.DROP_DEDUPES, pairs={first[:2] for first in dedupes} & self._firsts)
+        self._session.insert(sql.ADD_DEDUPES, [tuple(first) for first in dedupes])
+        self._firsts.update(first[:2] for first in dedupes)
 
     def claim_memories(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimMemory]:
-        rows = sql.REMEMBERED.rows(self._connection, pairs=_json_list(keys))
+        rows = self._session.rows(sql.REMEMBERED, pairs=keys)
         return {(row[0], row[1]): _claim_memory(*row) for row in rows}
 
     def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
-        sql.ADD_CLAIMS.each(self._connection, [(*memory[:4], _encode(memory.grants)) for memory in claims])
+        self._session.insert(sql.ADD_CLAIMS, [(*memory[:4], _encode(memory.grants)) for memory in claims])
 
     def forget_claims(self, *, before: float, limit: int) -> int:
-        return sql.FORGET_CLAIMS(self._connection, before=before, most=limit).rowcount
+        return self._session.count(sql.FORGET_CLAIMS, before=before, most=limit)
 
     def latest_time(self) -> float:
-        return max([row[0] for row in sql.LATEST.rows(self._connection) if damage.is_number(row[0])], default=0.0)
+        return max([row[0] for row in self._session.rows(sql.LATEST) if damage.is_number(row[0])], default=0.0)
 
     def probe_write(self) -> None:
-        sql.TOUCH(self._connection)
+        self._session.run(sql.TOUCH)
 
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
         tasks, damaged = damage.triggers(rows)
@@ -301,6 +263,10 @@ def _ended(wanted: Filter, until: float, *columns: ColumnElement[Any]) -> Select
     if wanted.kind is not None:
         query = query.where(trigger.c.kind == wanted.kind)
     return query if wanted.status is None else query.where(trigger.c.status == wanted.status.value)
+
+
+def _dedupes(rows: Sequence[tuple[Any, ...]]) -> dict[tuple[str, str], Dedupe]:
+    return {(row[0], row[1]): Dedupe(*row) for row in rows if row[3] is None or damage.is_number(row[3])}
 
 
 def _claim_memory(worker: str, claim_id: str, granted_at: float, waited: float, grants: bytes) -> ClaimMemory:
@@ -330,8 +296,5 @@ def _values(row: Trigger) -> tuple[Any, ...]:
         row.claimed_at,
         row.started_at,
         row.heartbeat_at,
+        None if row.owner is None else row.next_trigger_at,
     )
-
-
-def _json_list(values: Iterable[Any]) -> str:
-    return _encode(list(values)).decode()

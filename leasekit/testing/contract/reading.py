@@ -68,6 +68,16 @@ class Reading(SchedulerBase):
         assert listed == ids
         assert cursor is None
 
+    async def test_the_newest_come_first_on_request_and_go_on_where_the_page_ended(
+        self, backend: Service, kind: str
+    ) -> None:
+        for n in range(3):
+            await backend.schedule([NewTask(kind=kind, id=f"{kind}-{n}")])
+        first = await backend.list_tasks(kind=kind, newest=True, limit=2)
+        second = await backend.list_tasks(kind=kind, newest=True, cursor=first.cursor, limit=2)
+        assert ids_of([*first.tasks, *second.tasks]) == [f"{kind}-2", f"{kind}-1", f"{kind}-0"]
+        assert (first.cursor is None, second.cursor) == (False, None)
+
     async def test_a_listing_matches_all_that_is_given(self, backend: Service, kind: str) -> None:
         await backend.schedule([NewTask(kind=kind, id=f"{kind}-{c}", collection=c) for c in ("a", "b")])
         blue = await backend.list_tasks(kind=kind, collection="b")

@@ -7,6 +7,7 @@ from leasekit.testing.contract.cancelling import Cancelling
 from leasekit.testing.contract.claiming import Claiming
 from leasekit.testing.contract.granting import Granting
 from leasekit.testing.contract.limits import Limits
+from leasekit.testing.contract.naming import Naming
 from leasekit.testing.contract.purging import Purging
 from leasekit.testing.contract.reading import Reading
 from leasekit.testing.contract.redriving import Redriving
@@ -34,8 +35,8 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
         await backend.aclose()
 
 
-class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Purging):
-    """The promises of `leasekit.backend.Scheduler` and `Backend`, and of `Purger` where the backend is one."""
+class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging):
+    """The promises of `Scheduler` and `Backend`, and of `NameSource` and `Purger` where the backend is one."""
 
 
 class RedriverContract(SchedulerContract, Redriving):

@@ -21,6 +21,7 @@ from kombu.entity import Exchange, Queue
 import leasekit
 import leasekit_celery
 from leasekit import LeaseLost, _blocks
+from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
@@ -175,14 +176,13 @@ def test_an_outage_that_lasts_is_said_again_now_and_then(monkeypatch: pytest.Mon
     assert [outage.begins() for _ in range(6)] == [True, False, False, True, False, True]
 
 
-@pytest.mark.parametrize(("acks_late", "raised"), [(True, Reject), (False, LeaseLost)])
-def test_a_lost_lease_of_what_does_not_come_again_is_a_failure(
-    shop: Shop, acks_late: bool, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+def test_what_ends_after_its_lease_was_lost_comes_again_if_the_service_is_away(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = shop.task(acks_late=acks_late)
+    task = shop.task(acks_late=True)
     monkeypatch.setattr(leasekit.Lease, "lost", True)
     shop.faulty.always("get", faults.drop)
-    with shop.delivered(task), pytest.raises(raised):
+    with shop.delivered(task), pytest.raises(Reject):
         task()
     assert (shop.ran, shop.faulty.calls["settle"]) == (1, 0)  # settled, the copy that comes would not run
 
@@ -268,19 +268,97 @@ def test_a_failure_is_the_end_if_celery_acknowledges_failures(traced: Traced, ac
     assert traced.status == status
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OperationalError("away")])
+@pytest.mark.parametrize(("fail", "stores"), [(False, "mark_as_done"), (True, "mark_as_failure")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OperationalError("away"), ConnectionError("away")])
 def test_what_was_broken_off_before_its_result_was_stored_runs_again(
-    traced: Traced, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    traced: Traced, error: BaseException, fail: bool, stores: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def break_off(*_: object, **__: object) -> None:
         raise error
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt, RuntimeWarning):  # of which Celery warns
-        patch.setattr(traced.app.backend, "mark_as_done", break_off)
-        traced.deliver()
+        patch.setattr(traced.app.backend, stores, break_off)
+        traced.deliver(fail=fail)
     assert traced.status == "enqueued"
     traced.deliver()
     assert (traced.ran, traced.result.result, traced.status) == (2, 2, "success")
+
+
+def test_a_retry_that_the_broker_does_not_accept_is_no_end(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OperationalError("away")
+
+    @traced.app.task(shared=False, bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    def again(task: Any) -> None:
+        traced.ran += 1
+        if traced.ran == 1:
+            task.retry()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Signature, "apply_async", refuse)
+        traced.deliver(again)
+    assert traced.status == "enqueued"
+    traced.deliver(again)  # the broker did not take the rejection either
+    assert (traced.ran, traced.status) == (2, "success")
+
+
+@pytest.mark.parametrize(("fail", "state"), [(False, "SUCCESS"), (True, "FAILURE")])
+def test_what_ends_after_its_lease_was_lost_counts_if_it_does_not_come_again(
+    traced: Traced, fail: bool, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: str) -> None:
+        raise leasekit.Unavailable("away")
+
+    @traced.app.task(shared=False)  # type: ignore[untyped-decorator]
+    def early() -> str:
+        monkeypatch.setattr(HeldLease, "lost", True)
+        if fail:
+            raise ValueError("oops")
+        return "done"
+
+    monkeypatch.setattr(traced.client, "get", away)
+    traced.deliver(early)
+    assert (traced.result.state, str(traced.result.result)) == (state, "oops" if fail else "done")
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+@pytest.mark.parametrize("throw", [True, False])
+def test_a_retry_stays_one_though_the_lease_was_lost_before(
+    traced: Traced, acks_late: bool, throw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored: list[str] = []
+
+    def away(_: str) -> None:
+        raise leasekit.Unavailable("away")
+
+    @traced.app.task(shared=False, bind=True, acks_late=acks_late)  # type: ignore[untyped-decorator]
+    def again(task: Any) -> None:
+        monkeypatch.setattr(HeldLease, "lost", True)
+        task.retry(throw=throw)
+
+    monkeypatch.setattr(traced.client, "get", away)
+    monkeypatch.setattr(Signature, "apply_async", lambda signature: None)
+    for state in ("done", "failure", "retry"):
+        monkeypatch.setattr(traced.app.backend, f"mark_as_{state}", lambda *_, state=state, **__: stored.append(state))
+    traced.deliver(again)
+    assert stored == ["retry" if throw else "done"]  # neither delivered again nor failed, beside its retry
+
+
+def test_a_soft_time_limit_while_its_lease_is_left_does_not_make_a_retry_a_failure(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> float:
+        raise SoftTimeLimitExceeded
+
+    @traced.app.task(shared=False, bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    def again(task: Any) -> None:
+        task.retry()
+
+    monkeypatch.setattr(Signature, "apply_async", lambda signature: None)
+    monkeypatch.setattr(_blocks, "_patience", interrupt)
+    traced.deliver(again)
+    assert traced.result.status == "RETRY"
+    eventually(lambda: traced.status == "enqueued")
 
 
 def test_a_failure_is_the_end_also_if_a_handler_of_it_raises(traced: Traced) -> None:

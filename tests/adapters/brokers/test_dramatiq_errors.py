@@ -8,12 +8,13 @@ import dramatiq
 import pytest
 from dramatiq import Middleware
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import AgeLimit, Interrupt, MiddlewareError, Shutdown, SkipMessage, TimeLimitExceeded
+from dramatiq.middleware import AgeLimit, Interrupt, MiddlewareError, Retries, Shutdown, SkipMessage, TimeLimitExceeded
 from dramatiq.results import ResultFailure, ResultMissing, Results
 from dramatiq.results.backends import StubBackend
 from dramatiq.worker import Worker
 
 import leasekit
+from leasekit import _blocks
 from leasekit_dramatiq import Leases, current_lease
 from tests.waiting import eventually
 
@@ -210,6 +211,30 @@ def test_one_that_is_interrupted_before_it_has_its_lease_is_put_off(
     shop.deliver()
     eventually(lambda: shop.status == "success")
     assert (shop.ran, interrupts) == (["a"], [])
+
+
+@pytest.mark.parametrize("interrupt", [TimeLimitExceeded, Shutdown])
+def test_a_failure_that_is_interrupted_while_its_lease_is_left_is_retried(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, interrupt: type[Interrupt]
+) -> None:
+    interrupts, patience = [interrupt()], _blocks._patience
+
+    def interrupted(run: Any) -> float:
+        if interrupts:
+            raise interrupts.pop()
+        return patience(run)
+
+    def fails_once() -> None:
+        shop.ran.append("b")
+        if len(shop.ran) == 1:
+            raise ValueError("oops")
+
+    monkeypatch.setattr(_blocks, "_patience", interrupted)
+    shop.broker.add_middleware(Retries(min_backoff=10, max_backoff=20), before=Results)
+    shop.message = dramatiq.actor(broker=shop.broker, queue_name="q")(fails_once).message()
+    shop.deliver()
+    eventually(lambda: shop.status == "success")
+    assert (shop.ran, interrupts) == (["b", "b"], [])
 
 
 def test_one_that_another_middleware_makes_a_dead_letter_of_may_be_sent_again(shop: Shop) -> None:

@@ -52,6 +52,14 @@ async def statuses(backend: RedisBackend, kind: str) -> dict[str, str]:
     return {info.id: info.status.value for info in (await backend.list_tasks(kind=kind, limit=1000)).tasks}
 
 
+async def test_connections_that_were_closed_meanwhile_are_replaced(own_server: Server, backend: RedisBackend) -> None:
+    kinds = [uuid.uuid4().hex for _ in range(5)]
+    for _ in range(2):
+        await asyncio.gather(*(claim(backend, kind) for kind in kinds))
+        own_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await claim(backend, kinds[0])
+
+
 # Killed and started again -------------------------------------------------------------------------------------
 
 

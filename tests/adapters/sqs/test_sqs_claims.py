@@ -200,6 +200,15 @@ async def test_none_is_guessed_if_the_kinds_are_claimed_one_by_one(connected: Co
         await claim(backend, "b")
 
 
+async def test_none_is_guessed_while_the_other_kinds_of_a_worker_are_not_claimed(connected: Connect, aws: Fake) -> None:
+    """Their slots may be busy for longer than a minute, or their processes not there yet."""
+    backend = connected()
+    backend.hear_of(["a", "b"])
+    aws.put("q", "1")
+    with pytest.raises(Refused, match=r"name no kind, and several .* \(a, b\)"):
+        await claim(backend, "a")
+
+
 async def test_a_stray_without_a_kind_stops_no_claims(connected: Connect, aws: Fake) -> None:
     backend = connected()
     for attributes in (of_kind("a"), {}, of_kind("b")):
@@ -537,7 +546,9 @@ async def test_what_is_kept_for_another_claim_is_given_back_at_the_end(connected
     assert message.visible_at == aws.now
 
 
-async def test_what_nobody_takes_is_given_back_in_time(connected: Connect, aws: Fake) -> None:
+async def test_what_nobody_takes_is_given_back_in_time_and_warned_of(
+    connected: Connect, aws: Fake, caplog: pytest.LogCaptureFixture
+) -> None:
     backend = connected(ttl=2)
     aws.queue("q")
     await claim(backend, "b")
@@ -546,6 +557,7 @@ async def test_what_nobody_takes_is_given_back_in_time(connected: Connect, aws: 
     with anyio.fail_after(20):
         while message.visible_at != aws.now + 10:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    assert "is of kind 'b', for which no slot was free in time; each time it comes counts as a receive" in caplog.text
 
 
 async def test_a_kind_that_was_asked_for_long_ago_is_somebody_elses(connected: Connect, aws: Fake) -> None:

@@ -5,7 +5,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from types_boto3_sqs import SQSClient
@@ -239,8 +239,15 @@ def test_a_worker_of_a_queue_that_does_not_exist_says_that_it_goes_on(
     assert "are tried until the worker stops: Refused: queue 'wrong': " in caplog.text
 
 
-def test_a_worker_leaves_a_queue_of_messages_without_a_kind_alone(url: Url, sqs: SQSClient, queue: str) -> None:
-    """Also if its handlers run in threads and in the event loop, whose kinds are claimed apart."""
+async def in_another_way(payload: int) -> None:
+    raise AssertionError(payload)
+
+
+@pytest.mark.parametrize("run", ["async", "process"])
+def test_a_worker_leaves_a_queue_of_messages_without_a_kind_alone(
+    url: Url, sqs: SQSClient, queue: str, run: Literal["async", "process"]
+) -> None:
+    """Also if its kinds are claimed apart, or one of them only when its process has started."""
     for n in range(3):
         sqs.send_message(QueueUrl=queue_url(sqs, queue), MessageBody=str(n))
     ran: list[int] = []
@@ -251,9 +258,7 @@ def test_a_worker_leaves_a_queue_of_messages_without_a_kind_alone(url: Url, sqs:
         def a(payload: int) -> None:
             ran.append(payload)
 
-        @worker.handler("b")
-        async def b(payload: int) -> None:
-            ran.append(payload)
+        worker.handler("b", run=run)(in_another_way)
 
         class Stopped(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:

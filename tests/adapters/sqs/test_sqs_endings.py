@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from leasekit.errors import BackendError, Refused
 from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Settlement, Task, Verdict
+from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import SqsBackend
 from leasekit_sqs.receipts import Receipt
 from tests.adapters.sqs.conftest import Connect
@@ -308,6 +310,18 @@ async def test_a_retry_whose_answer_was_lost_waits_for_its_whole_time_though_its
     assert message(aws).visible_at == aws.now + 599
 
 
+async def test_a_retry_whose_answer_was_lost_is_not_repeated_so_late_that_another_may_have_it_by_then(
+    connected: Connect, aws: Fake
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    aws.lose(CHANGE, applied=True)
+    assert (await ended(backend, task, "retry", retry_after=10.0)).verdict == "failed"
+    aws.now += 9.9
+    assert (await ended(backend, task, "retry", retry_after=10.0)).verdict == "settled"
+    assert len(aws.asked(CHANGE)) == 1
+
+
 async def test_a_retry_that_is_overdue_is_left_alone(connected: Connect, aws: Fake) -> None:
     backend = connected()
     (task,) = await received(backend, aws)
@@ -441,6 +455,49 @@ async def test_a_give_back_that_could_arrive_too_late_does_not_leave(
     (task,) = await received(backend, aws)
     aws.now += after
     assert (await ended(backend, task, "release")).verdict == verdict
+
+
+@pytest.fixture
+def signing(_aws: tuple[Fake, BotoClients]) -> Iterator[Callable[[float], None]]:
+    """Have the signature of requests take so many seconds, as when credentials are fetched from a service."""
+    aws, clients = _aws
+    events, took = clients._client(is_poll=False).meta.events, [0.0]
+
+    def sign(**_: Any) -> None:
+        aws.now += took[0]
+
+    events.register("before-sign", sign)
+    yield partial(took.__setitem__, 0)
+    events.unregister("before-sign", sign)
+
+
+@pytest.mark.parametrize("outcome", ["retry", "release"])
+async def test_a_give_back_that_waited_for_credentials_does_not_leave_too_late(
+    connected: Connect, aws: Fake, signing: Callable[[float], None], outcome: Outcome
+) -> None:
+    """It would show a message that another worker has received meanwhile."""
+    backend = connected(ttl=30)
+    (task,) = await received(backend, aws)
+    signing(28.0)
+    assert (await ended(backend, task, outcome, retry_after=10.0)).verdict == "settled"
+    (task,) = await received(backend, aws)
+    signing(29.0)
+    verdict = await ended(backend, task, outcome, retry_after=10.0)
+    assert (verdict.verdict, len(aws.asked(CHANGE))) == ("failed", 1)
+    assert "could not leave in time" in (verdict.reason or "")
+    verdict = await ended(backend, task, outcome, retry_after=10.0)
+    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+
+
+async def test_a_beat_that_waited_for_credentials_does_not_leave_too_late(
+    connected: Connect, aws: Fake, signing: Callable[[float], None]
+) -> None:
+    """It would hide the message of another worker for the ttl of this one, which may be shorter."""
+    backend = connected(ttl=30)
+    (task,) = await received(backend, aws)
+    signing(30.0)
+    assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "failed"
+    assert not aws.asked(CHANGE)
 
 
 @pytest.mark.parametrize("outcome", ["success", "retry", "release", "fatal"])

@@ -49,7 +49,7 @@ def test_the_example_runs_and_its_messages_are_kept(aws: Fake, tmp_path: Path) -
     assert len(aws.asked("ChangeMessageVisibilityBatch")) >= 2
 
 
-def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_five_lines(
+def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_six_lines(
     aws: Fake, tmp_path: Path
 ) -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def test_the_diff_in_the_document_turns_a_loop_that_runs_into_the_example_with_f
         text = text.replace(after, before)
     added = [line[1:].strip() for hunk in hunks for line in hunk if line[0] == "+"]
     taken = [line[1:].strip() for hunk in hunks for line in hunk if line[0] == "-"]
-    assert len([line for line in added if line not in taken]) == 5  # what is only indented is not written anew
+    assert len([line for line in added if line not in taken]) == 6  # what is only indented is not written anew
     assert "leasekit" not in text.partition('"""\n')[2]
     program = tmp_path / "loop.py"
     program.write_text(text, encoding="utf-8")
@@ -114,6 +114,7 @@ IN_THREADS = """
 def render(pages):
     os.write(1, b"begins\\n")
     stopping.wait()
+    os.write(1, b"stops\\n")
 
 def publish(book):
     pass
@@ -160,6 +161,31 @@ def test_a_loop_of_four_holds_four_messages_and_on_a_signal_ends_its_blocks_and_
             service.kill()
     assert (service.returncode, log) == (0, b"")
     assert counts(sqs, url) == (left, 0)
+
+
+def test_a_message_that_an_open_poll_brings_after_the_signal_is_given_back_and_not_begun(
+    moto: str, sqs: SQSClient, queue: str, tmp_path: Path
+) -> None:
+    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="0")
+    program = tmp_path / "service.py"
+    recipes = map(recipe, ["import logging", "import signal\nimport threading"])
+    program.write_text("".join([SERVICE, IN_THREADS, *recipes]), encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(program), queue], env=os.environ | {"AWS_ENDPOINT_URL": moto}, stdout=subprocess.PIPE
+    ) as service:
+        try:
+            assert service.stdout is not None
+            assert service.stdout.readline() == b"begins\n"
+            service.send_signal(signal.SIGTERM)
+            assert service.stdout.readline() == b"stops\n"
+            sqs.send_message(QueueUrl=url, MessageBody="1")  # three threads poll
+            seen, _ = service.communicate(timeout=30)
+        finally:
+            service.kill()
+    assert (service.returncode, seen) == (0, b"")
+    (late,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=20)["Messages"]  # 6 s later at most
+    assert late.get("Body") == "1"
 
 
 def counts(sqs: SQSClient, url: str) -> tuple[int, int]:

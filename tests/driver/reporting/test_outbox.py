@@ -294,6 +294,17 @@ async def test_closing_ends_the_tries_and_answers_nobody(outbox: Outbox, faulty:
     assert faulty.calls["settle"] == calls
 
 
+async def test_closing_names_the_successes_that_were_not_reported(
+    outbox: Outbox, faulty: Faulty, caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty.always("settle", faults.refuse)
+    [done] = await reports(faulty, 1)
+    outbox.put(done)
+    await until(lambda: faulty.calls["settle"])
+    await outbox.aclose()
+    assert f"success of tasks could be reported, so they may run again: {done.settlement.id}" in caplog.text
+
+
 async def test_what_was_answered_is_not_unsaid_by_closing(outbox: Outbox, faulty: Faulty, clock: FakeClock) -> None:
     [report] = await reports(faulty, 1, outcome="release")
     outbox.put(report)

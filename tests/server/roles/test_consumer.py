@@ -285,7 +285,7 @@ async def test_a_stall_is_not_forgotten_when_its_first_transaction_fails(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = await bench.taken("a", claim_timeout=10)
-    bench.engine._clock._stall = 5.0
+    bench.engine._clock._stall = 5.0  # type: ignore[attr-defined]  # that of a single writer
     bench.clock.advance(3600)
     ranks = {rank.name: rank for rank in bench.engine.commit._queues}
 

@@ -10,7 +10,7 @@ import pytest
 
 from leasekit.errors import StoreDamaged
 from leasekit.server.store import Entity, Trigger
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.store.urls import open_store
 
 PAGE = 8192
@@ -19,7 +19,7 @@ PAGE = 8192
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "tasks.db"
-    store = SqlStore(path)
+    store = SqliteStore(path)
     store.open()
     seqs = range(1, 3001)
     with store.transaction() as tx:
@@ -41,7 +41,7 @@ def flip(path: Path, at: int, count: int) -> None:
     path.write_bytes(data)
 
 
-def opened(store: SqlStore) -> Iterator[None]:
+def opened(store: SqliteStore) -> Iterator[None]:
     store.open()
     yield
     store.close()
@@ -51,7 +51,7 @@ def opened(store: SqlStore) -> Iterator[None]:
 def test_a_page_that_was_overwritten_is_found_at_the_start(path: Path, page: int) -> None:
     flip(path, page * PAGE, 64)
     with pytest.raises(StoreDamaged) as refused:
-        SqlStore(path).open()
+        SqliteStore(path).open()
     said = str(refused.value)
     assert "is damaged" in said
     assert "put a backup in its place" in said
@@ -62,14 +62,14 @@ def test_a_page_that_was_overwritten_is_found_at_the_start(path: Path, page: int
 def test_a_header_that_was_overwritten_is_found_too(path: Path, at: int, count: int) -> None:
     flip(path, at, count)
     with pytest.raises(StoreDamaged, match="is damaged"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
 def test_a_file_that_was_cut_off_is_found_too(path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(10 * PAGE)
     with pytest.raises(StoreDamaged, match="is damaged"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
 @pytest.mark.parametrize(("table", "other"), [("task", "trigger"), ("trigger", "task")])
@@ -80,9 +80,9 @@ def test_a_salvaged_store_that_lacks_rows_is_refused_with_the_statement_that_men
     with closing(sqlite3.connect(path, isolation_level=None)) as shell:
         shell.execute(f"DELETE FROM {table} WHERE seq > 2990")  # noqa: S608
         with pytest.raises(StoreDamaged, match=f"10 rows of '{other}' have none in '{table}'") as refused:
-            SqlStore(path).open()
+            SqliteStore(path).open()
         shell.execute(str(refused.value).partition("shell: ")[2])
-    for _ in opened(SqlStore(path)):
+    for _ in opened(SqliteStore(path)):
         pass
 
 
@@ -90,9 +90,9 @@ def test_who_was_refused_leaves_no_lock(path: Path) -> None:
     whole = path.read_bytes()
     flip(path, 5 * PAGE, 64)
     with pytest.raises(StoreDamaged):
-        SqlStore(path).open()
+        SqliteStore(path).open()
     path.write_bytes(whole)
-    for _ in opened(SqlStore(path)):
+    for _ in opened(SqliteStore(path)):
         pass
 
 
@@ -101,7 +101,7 @@ def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_store_that_is_whole_is_opened_without_a_word(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for _ in opened(SqlStore(path)):
+    for _ in opened(SqliteStore(path)):
         assert not ours(caplog)
 
 
@@ -109,13 +109,13 @@ def test_the_check_ends_when_its_time_is_over_and_the_store_is_opened(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="leasekit.server"):
-        for _ in opened(SqlStore(path, check=1e-9)):
+        for _ in opened(SqliteStore(path, check=1e-9)):
             assert "has found no damage so far" in caplog.text
 
 
 def test_no_time_for_it_is_no_check(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     flip(path, 40 * PAGE, 64)
     store = open_store(f"sqlite:///{path}", check=0)
-    assert isinstance(store, SqlStore)
+    assert isinstance(store, SqliteStore)
     for _ in opened(store):
         assert not ours(caplog)

@@ -13,7 +13,7 @@ import ctypes, os, platform, struct, sys
 from pathlib import Path
 from leasekit.errors import Unavailable
 from leasekit.server.store import Dedupe
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 
 LOW = 200
 FSYNC, FDATASYNC = {"x86_64": (74, 75), "aarch64": (82, 83)}[platform.machine()]
@@ -46,7 +46,7 @@ def there(*keys):
     with store.transaction() as tx:
         return sorted(key for _, key in tx.dedupes([("k", key) for key in keys]))
 
-store = SqlStore(Path(sys.argv[1]))
+store = SqliteStore(Path(sys.argv[1]))
 store.open()
 put("before")
 fall_ill()

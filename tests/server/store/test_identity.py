@@ -14,14 +14,14 @@ import pytest
 
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked
 from leasekit.server.store import Dedupe
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.store import SqliteStore
 
 HOLD = """
 import sys
 from pathlib import Path
 from leasekit.server.store import Dedupe
-from leasekit.server.store.sql import SqlStore
-store = SqlStore(Path(sys.argv[1]))
+from leasekit.server.store.sqlite.store import SqliteStore
+store = SqliteStore(Path(sys.argv[1]))
 store.open()
 for key in sys.argv[2:]:
     with store.transaction() as tx:
@@ -53,6 +53,7 @@ def write(path: Path, *keys: str) -> None:
     with opened(path) as store:
         for key in keys:
             with store.transaction() as tx:
+                tx.dedupes([("k", key)])
                 tx.set_dedupes([Dedupe("k", key, "id", None)])
 
 
@@ -62,8 +63,8 @@ def keys(path: Path) -> set[str]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[SqlStore]:
-    store = SqlStore(path)
+def opened(path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(path)
     store.open()
     try:
         yield store
@@ -120,7 +121,7 @@ def test_a_second_server_is_refused_by_whatever_way_it_comes(path: Path, way: Ca
     with server(path, "a"):
         other = way(path)
         with pytest.raises((StoreLocked, ConfigError)):
-            SqlStore(other).open()
+            SqliteStore(other).open()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -134,7 +135,7 @@ def test_a_refusal_in_the_same_process_drops_no_lock_of_the_first(path: Path, wa
             tx.set_dedupes([Dedupe("k", "a", "id", None)])
         other = way(path)
         with pytest.raises((StoreLocked, ConfigError)):
-            SqlStore(other).open()
+            SqliteStore(other).open()
         if way is not by_the_same_name_for_another_file:
             subprocess.run([sys.executable, "-c", script, str(path)], check=True)
             assert path.with_name("tasks.db-wal").exists()
@@ -144,7 +145,7 @@ def test_a_file_with_two_names_is_refused_with_what_to_do(path: Path) -> None:
     write(path, "a")
     other = by_second_name(path)
     with pytest.raises(ConfigError, match=r"2 names .hard links.*remove the others"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
     other.unlink()
     assert keys(path) == {"a"}
 
@@ -152,7 +153,7 @@ def test_a_file_with_two_names_is_refused_with_what_to_do(path: Path) -> None:
 def test_a_link_that_leads_in_a_circle_is_one_clear_error(path: Path) -> None:
     path.symlink_to(path)
     with pytest.raises(ConfigError, match="cannot be opened"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
 def test_a_killed_server_leaves_its_store_to_the_next(path: Path) -> None:
@@ -182,7 +183,7 @@ def test_an_empty_file_where_a_store_was_is_refused_and_left_as_it_is(path: Path
             path.touch()
     for _ in range(2):
         with pytest.raises(StoreDamaged, match=r"empty or missing.*delete tasks.db.id"):
-            SqlStore(path).open()
+            SqliteStore(path).open()
     assert path.exists() == (loss != "removed")
     assert (log.stat().st_size if log.exists() else None) == size, "the log can still be saved"
 
@@ -215,7 +216,7 @@ def test_a_note_that_makes_no_sense_is_refused_until_it_is_deleted(path: Path, l
     note.write_bytes(line)
     for _ in range(2):
         with pytest.raises(StoreDamaged, match=r"tasks\.db\.id is damaged.*delete tasks\.db\.id"):
-            SqlStore(path).open()
+            SqliteStore(path).open()
         assert note.read_bytes() == line
     note.unlink()
     assert keys(path) == {"a"}
@@ -226,7 +227,7 @@ def test_half_a_note_is_no_note(path: Path, cut: int) -> None:
     write(path, "a")
     os.truncate(path.with_name("tasks.db.id"), cut)
     with pytest.raises(StoreDamaged, match="is damaged"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
 def test_a_note_of_an_earlier_version_is_understood(path: Path) -> None:
@@ -237,7 +238,7 @@ def test_a_note_of_an_earlier_version_is_understood(path: Path) -> None:
     assert keys(path) == {"a", "b"}
     note.write_text(f"{fields[0]:<32} {99:>20} {fields[-1]:>10}\n")
     with pytest.raises(StoreDamaged, match="lost its last 97 transactions"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
 @pytest.mark.parametrize("went_on", [False, True])
@@ -253,7 +254,7 @@ def test_a_copy_that_was_served_elsewhere_is_refused_in_the_place_of_its_origina
     copy.replace(path)
     for _ in range(2):
         with pytest.raises(StoreDamaged, match=r"copy .* served elsewhere.*delete tasks\.db\.id"):
-            SqlStore(path).open()
+            SqliteStore(path).open()
     path.with_name("tasks.db.id").unlink()
     assert keys(path) == {"a", "c"}
 
@@ -289,7 +290,7 @@ def test_a_log_that_was_removed_after_a_kill_is_missed(path: Path) -> None:
     saved = log.rename(path.with_name("saved"))
     for _ in range(2):
         with pytest.raises(StoreDamaged, match=r"lost its last 2 transactions.*tasks\.db-wal"):
-            SqlStore(path).open()
+            SqliteStore(path).open()
     log.unlink(missing_ok=True)
     saved.rename(log)
     assert keys(path) == {"a", "b"}
@@ -319,7 +320,7 @@ def test_a_store_that_is_refused_stays_as_it_is_with_its_log(path: Path, spoil: 
     before = path.read_bytes(), log.read_bytes()
     for _ in range(2):
         with pytest.raises(StoreDamaged):
-            SqlStore(path).open()
+            SqliteStore(path).open()
         assert (path.read_bytes(), log.read_bytes()) == before
 
 
@@ -329,7 +330,7 @@ def test_a_store_without_a_log_that_is_refused_gets_none(path: Path, tmp_path: P
     (tmp_path / "other.db").replace(path)
     before = path.read_bytes(), set(path.parent.iterdir())
     with pytest.raises(StoreDamaged):
-        SqlStore(path).open()
+        SqliteStore(path).open()
     assert (path.read_bytes(), set(path.parent.iterdir())) == before
 
 
@@ -350,7 +351,7 @@ def test_an_older_copy_in_its_place_is_refused_until_it_is_said_to_be_meant(path
     write(path, "b", "c")
     backup.replace(path)
     with pytest.raises(StoreDamaged, match=r"lost its last 2 transactions.*delete tasks.db.id"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
     path.with_name("tasks.db.id").unlink()
     assert keys(path) == {"a"}
 
@@ -360,7 +361,7 @@ def test_another_store_in_its_place_is_refused(path: Path, tmp_path: Path) -> No
     write(tmp_path / "other.db", "b")
     (tmp_path / "other.db").replace(path)
     with pytest.raises(StoreDamaged, match=r"another store .*delete tasks.db.id"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
 def test_a_directory_can_be_moved_as_a_whole(path: Path, tmp_path: Path) -> None:

@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Connection
 
 from leasekit.server.store import Entity, Trigger, Tx
-from leasekit.server.store.lease_cache import LeaseCache
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite.lease_cache import LeaseCache
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import Status
 
 IDS = [f"t{seq}" for seq in range(1, 13)]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    one = SqlStore(tmp_path / "tasks.db")
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    one = SqliteStore(tmp_path / "tasks.db")
     one.open()
     with one.transaction() as tx:
         seqs = range(1, len(IDS) + 1)
@@ -73,7 +72,7 @@ MOVES: list[Callable[[Tx, list[Trigger], float], None]] = [claim, order, expire,
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_transaction_is_told_what_the_file_has(store: SqlStore, seed: int) -> None:
+def test_a_transaction_is_told_what_the_file_has(store: SqliteStore, seed: int) -> None:
     chance = random.Random(seed)
     for step in range(60):
         now = 1000.0 + step / 3
@@ -91,14 +90,14 @@ def some_move(tx: Any, chance: random.Random, now: float) -> None:
     chance.choice(MOVES)(tx, rows, now)
 
 
-def test_a_lease_that_was_granted_is_not_looked_up(store: SqlStore) -> None:
+def test_a_lease_that_was_granted_is_not_looked_up(store: SqliteStore) -> None:
     with store.transaction() as tx:
         claim(tx, list(tx.triggers(IDS).values()), 1000.0)
     with store.transaction() as tx:
         assert statements_of(tx, lambda: tx.triggers(IDS)) == []
 
 
-def test_one_that_an_earlier_server_granted_is_looked_up_once(store: SqlStore) -> None:
+def test_one_that_an_earlier_server_granted_is_looked_up_once(store: SqliteStore) -> None:
     with store.transaction() as tx:
         claim(tx, list(tx.triggers(IDS).values()), 1000.0)
     store.close()
@@ -108,7 +107,7 @@ def test_one_that_an_earlier_server_granted_is_looked_up_once(store: SqlStore) -
         assert statements_of(tx, lambda: tx.triggers(IDS)) == []
 
 
-def test_what_is_not_leased_is_not_remembered(store: SqlStore) -> None:
+def test_what_is_not_leased_is_not_remembered(store: SqliteStore) -> None:
     held = LeaseCache()
     with store.transaction() as tx:
         rows = list(tx.triggers(IDS).values())
@@ -130,8 +129,7 @@ def test_no_more_is_remembered_than_there_is_room_for() -> None:
 
 def statements_of(tx: Any, call: Callable[[], object]) -> list[str]:
     """What SQLite is given to do in a call."""
-    connection: Connection = tx._connection
-    driver: Any = connection.connection.driver_connection
+    driver = tx._session.driver
     seen: list[str] = []
     driver.set_trace_callback(seen.append)
     call()

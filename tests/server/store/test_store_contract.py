@@ -21,6 +21,7 @@ from leasekit.server.store import (
     Run,
     Store,
     Trigger,
+    Tx,
 )
 from leasekit.task import Status
 
@@ -96,7 +97,7 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         max_attempts=3,
         max_runtime=9.5,
         retry=b"{}",
-        dedupe_key="\0 key",
+        dedupe_key=" key",
         traceparent="00-ab",
         digest=b"\xff\x00",
     )
@@ -135,7 +136,7 @@ def test_numbers_are_given_out_once_and_grow_after_a_restart_too(store: Store, m
 
 def test_an_id_is_taken_once(store: Store) -> None:
     add(store, trigger(1))
-    with pytest.raises(Exception, match=r"t1|UNIQUE"), store.transaction() as tx:
+    with pytest.raises(Exception, match=r"t1|UNIQUE|keys"), store.transaction() as tx:
         tx.add([entity(2, id="t1")], [trigger(2, id="t1")])
     with store.transaction() as tx:
         assert tx.triggers_of([1, 2]).keys() == {1}
@@ -172,6 +173,7 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
             tx.set_progress({1: Checkpoint(b"2", 1, 0), 2: Checkpoint(b"3", 1, 0)})
             tx.forget_runs([(1, 1)])
             tx.add_runs([run(1, 2), run(2, 1)])
+            tx.dedupes([("k", "key")])
             tx.set_dedupes([Dedupe("k", "key", "t2", 5.0), Dedupe("k", "new", "t2", None)])
             tx.remember_claims([ClaimMemory("w", "c", 1.0, 0.5, [(1, "t")])])
             raise RuntimeError("boom")
@@ -212,9 +214,10 @@ def test_a_renewal_brings_no_end_nearer(store: Store) -> None:
     add(store, trigger(1, owner="w", status=Status.CLAIMED, token="t", next_trigger_at=400.0))
     with store.transaction() as tx:
         tx.save(list(tx.triggers_of([1]).values()))  # what the writer has written last, it does not read
-        tx.renew([1], Status.PROCESSING, now=100.0, at=100.0)
-        for found in (tx.triggers_of([1])[1], tx.triggers(["t1"])["t1"]):
-            assert (found.status, found.next_trigger_at) == (Status.PROCESSING, 400.0)
+        for now, until in ((100.0, 400.0), (380.0, 410.0), (375.0, 410.0)):
+            tx.renew([1], Status.PROCESSING, now=now, at=now)
+            for found in (tx.triggers_of([1])[1], tx.triggers(["t1"])["t1"]):
+                assert (found.status, found.next_trigger_at) == (Status.PROCESSING, until)
 
 
 def test_a_renewal_notes_when_it_came_and_the_first_of_a_handler_when_that_began(store: Store) -> None:
@@ -299,6 +302,145 @@ def test_expired_are_leases_whose_end_has_come(store: Store) -> None:
         assert [row.seq for row in tx.expired(now=10.0, limit=1)] == [2]
 
 
+LEASED: dict[str, Any] = {"owner": "w", "token": "t", "status": Status.PROCESSING, "heartbeat_timeout": 30.0}
+
+
+def expired(tx: Tx, now: float) -> list[int]:
+    return [row.seq for row in tx.expired(now=now, limit=10)]
+
+
+def followed(tx: Tx, now: float) -> None:
+    tx.follow_leases(now=now, limit=10)
+
+
+def not_followed(tx: Tx, now: float) -> None:
+    """Leave the leases where they are."""
+
+
+@pytest.mark.parametrize("follow", [followed, not_followed])
+def test_a_renewed_lease_ends_at_its_new_end(store: Store, follow: Callable[[Tx, float], None]) -> None:
+    add(store, trigger(1, next_trigger_at=50.0, **LEASED), trigger(2, next_trigger_at=55.0, **LEASED))
+    with store.transaction() as tx:
+        tx.renew([1], Status.PROCESSING, now=40.0, at=40.0)
+    for now, ended in ((49.9, []), (50.0, []), (55.0, [2]), (69.9, [2])):
+        with store.transaction() as tx:
+            follow(tx, now)
+            assert expired(tx, now) == ended, now
+    with store.transaction() as tx:
+        follow(tx, 70.0)
+        assert sorted(expired(tx, 70.0)) == [1, 2]
+        assert [row.next_trigger_at for row in tx.triggers_of([1, 2]).values()] == [70.0, 55.0]
+
+
+@pytest.mark.parametrize("follow", [followed, not_followed])
+def test_a_lease_that_is_renewed_again_and_again_never_ends(store: Store, follow: Callable[[Tx, float], None]) -> None:
+    add(store, trigger(1, next_trigger_at=30.0, **LEASED))
+    for now in range(10, 200, 10):
+        with store.transaction() as tx:
+            follow(tx, now)
+            assert expired(tx, now) == []
+            tx.renew([1], Status.PROCESSING, now=now, at=now)
+    with store.transaction() as tx:
+        assert expired(tx, 219.9) == []
+        assert expired(tx, 220.0) == [1]
+
+
+@pytest.mark.parametrize("followed_at", [[40.0, 45.0], [100.0], [40.0, 100.0]])
+def test_expired_leases_that_were_renewed_are_sorted_by_their_ends(store: Store, followed_at: list[float]) -> None:
+    ends = {1: 10.0, 2: 60.0, 3: 12.0, 4: 55.0, 5: 11.0}
+    add(store, *(trigger(seq, next_trigger_at=until, **LEASED) for seq, until in ends.items()))
+    with store.transaction() as tx:
+        tx.renew([1], Status.PROCESSING, now=35.0, at=35.0)  # until 65
+        tx.renew([3], Status.PROCESSING, now=28.0, at=28.0)  # until 58
+    for now in followed_at:
+        with store.transaction() as tx:
+            tx.follow_leases(now=now, limit=10)
+    with store.transaction() as tx:
+        assert expired(tx, 100.0) == [5, 4, 3, 2, 1]
+        assert [row.seq for row in tx.expired(now=100.0, limit=2)] == [5, 4]
+        assert expired(tx, 58.0) == [5, 4, 3]
+
+
+def test_a_few_leases_are_sorted_at_a_time(store: Store) -> None:
+    add(store, *(trigger(seq, next_trigger_at=10.0 + seq, **LEASED) for seq in range(1, 6)))
+    with store.transaction() as tx:
+        tx.renew([1, 2, 3, 4, 5], Status.PROCESSING, now=40.0, at=40.0)
+    for now in (50.0, 51.0, 52.0):
+        with store.transaction() as tx:
+            tx.follow_leases(now=now, limit=2)
+            assert expired(tx, now) == []
+            assert {row.next_trigger_at for row in tx.triggers_of(range(1, 6)).values()} == {70.0}
+    with store.transaction() as tx:
+        assert expired(tx, 70.0) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("follow", [followed, not_followed])
+@pytest.mark.parametrize("until", [45.0, 90.0])
+def test_a_lease_that_was_renewed_and_then_saved_ends_as_it_was_saved(
+    store: Store, until: float, follow: Callable[[Tx, float], None]
+) -> None:
+    add(store, trigger(1, next_trigger_at=30.0, **LEASED))
+    with store.transaction() as tx:
+        tx.renew([1], Status.PROCESSING, now=40.0, at=40.0)  # until 70
+        follow(tx, 40.0)
+        saved = trigger(1, next_trigger_at=until, **LEASED)
+        tx.save([saved])
+    with store.transaction() as tx:
+        follow(tx, 44.0)
+        assert tx.triggers_of([1]) == {1: saved}
+        assert expired(tx, until - 0.1) == []
+        assert expired(tx, until) == [1]
+
+
+def test_a_renewed_lease_that_is_given_back_is_due_when_it_was_saved_to_be(store: Store) -> None:
+    add(store, trigger(1, next_trigger_at=30.0, **LEASED))
+    waiting = trigger(1, status=Status.ENQUEUED, next_trigger_at=41.0)
+    with store.transaction() as tx:
+        tx.renew([1], Status.PROCESSING, now=40.0, at=40.0)
+        tx.save([waiting])
+        tx.follow_leases(now=100.0, limit=10)
+    with store.transaction() as tx:
+        assert tx.triggers_of([1]) == {1: waiting}
+        assert tx.lanes(["k"]) == [Lane(2, "k", 41.0)]
+        assert expired(tx, 1e9) == []
+        claimed = replace(waiting, **LEASED | {"next_trigger_at": 60.0})
+        tx.save([claimed])
+        tx.follow_leases(now=60.0, limit=10)
+        assert expired(tx, 60.0) == [1]
+
+
+def test_a_renewed_lease_whose_task_has_ended_is_no_lease(store: Store) -> None:
+    add(store, trigger(1, next_trigger_at=30.0, **LEASED))
+    with store.transaction() as tx:
+        tx.renew([1], Status.PROCESSING, now=40.0, at=40.0)
+        tx.end([1], Status.SUCCESS, now=41.0)
+    with store.transaction() as tx:
+        tx.follow_leases(now=100.0, limit=10)
+        assert tx.triggers_of([1])[1].next_trigger_at is None
+        assert expired(tx, 1e9) == []
+
+
+@pytest.mark.parametrize("follow", [followed, not_followed])
+def test_a_restart_counts_from_the_renewed_end(store: Store, follow: Callable[[Tx, float], None]) -> None:
+    held = LEASED | {"claim_timeout": 100.0}
+    add(store, trigger(1, next_trigger_at=30.0, **held), trigger(2, next_trigger_at=30.0, was_extended=True, **held))
+    with store.transaction() as tx:
+        tx.renew([1], Status.PROCESSING, now=40.0, at=40.0)  # until 70
+        follow(tx, 40.0)
+        tx.restart_leases(now=50.0, shift=20.0)  # the first gets all of its ttl, the other one only moves
+        tx.renew([1], Status.PROCESSING, now=60.0, at=60.0)  # brings no end nearer
+        follow(tx, 50.0)
+    with store.transaction() as tx:
+        ends = [row.next_trigger_at for row in tx.triggers_of([1, 2]).values()]
+        assert ends == [pytest.approx(150.1), 50.0]
+        assert expired(tx, 149.0) == [2]
+        assert expired(tx, 151.0) == [2, 1]
+        tx.renew([1], Status.PROCESSING, now=200.0, at=200.0)  # until 230
+        tx.restart_leases(now=210.0, shift=0.0)
+        follow(tx, 210.0)
+        assert expired(tx, 309.0) == [2]
+
+
 def test_a_restart_gives_every_lease_the_longer_of_its_ttls_and_spreads_the_ends(store: Store) -> None:
     rows = [
         trigger(1, owner="w", status=Status.CLAIMED, next_trigger_at=50.0),
@@ -350,6 +492,7 @@ def test_a_restart_moves_the_ends_of_runs_that_are_ahead(
     assert [rows[seq].run_until for seq in (1, 2, 3, 4)] == [moved, 0.0, None, None]
 
 
+@pytest.mark.parametrize("make_store", ["memory", "sqlite"], indirect=True)  # nodes sign in instead
 def test_an_anchor_is_kept_with_what_was_written_by_it(store: Store) -> None:
     first, second = Anchor("a", 0.1 + 0.2, 1_700_000_000.3), Anchor("b", 1.0, 2.0)
     with store.transaction() as tx:
@@ -399,13 +542,19 @@ def test_a_fence_has_one_run(store: Store) -> None:
 
 
 def test_the_first_of_a_dedupe_key_is_replaced(store: Store) -> None:
+    keys = [("k", "ü"), ("k", "2"), ("x", "2"), *((f"{n}", "x") for n in range(1000))]
     with store.transaction() as tx:
-        tx.set_dedupes([Dedupe("k", "\0ü", "a", None), Dedupe("k", "2", "b", 5.0)])
+        tx.set_dedupes([Dedupe("k", "ü", "a", None), Dedupe("k", "2", "b", 5.0)])
         tx.set_dedupes([Dedupe("k", "2", "c", 9.0)])
     with store.transaction() as tx:
-        keys = [("k", "\0ü"), ("k", "2"), ("x", "2"), *((f"{n}", "x") for n in range(1000))]
         assert tx.dedupes(keys) == {
-            ("k", "\0ü"): Dedupe("k", "\0ü", "a", None),
+            ("k", "ü"): Dedupe("k", "ü", "a", None),
+            ("k", "2"): Dedupe("k", "2", "c", 9.0),
+        }
+        tx.set_dedupes([Dedupe("k", "ü", "d", 7.0)])
+    with store.view() as view:
+        assert view.dedupes(keys) == {
+            ("k", "ü"): Dedupe("k", "ü", "d", 7.0),
             ("k", "2"): Dedupe("k", "2", "c", 9.0),
         }
 
@@ -431,6 +580,7 @@ def test_a_page_goes_by_the_order_in_which_tasks_came(store: Store) -> None:
 
         assert seqs() == [1, 2, 3, 4]
         assert seqs(after=1, limit=2) == [2, 3]
+        assert seqs(after=4, limit=2, newest=True) == [3, 2]
         assert seqs(kind="k") == [1, 3, 4]
         assert seqs(collection="c") == [1, 2]
         assert seqs(status=Status.NEW, kind="k") == [1, 4]

@@ -2,28 +2,28 @@
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Connection
 
 from leasekit.errors import Unavailable
 from leasekit.server.store import Entity, Trigger, Tx
 from leasekit.server.store import statements as sql
-from leasekit.server.store.sql import SqlStore
-from leasekit.server.store.task_counts import TaskCounts
+from leasekit.server.store.sqlite.session import SqliteSession
+from leasekit.server.store.sqlite.store import SqliteStore
+from leasekit.server.store.sqlite.task_counts import TaskCounts
 from leasekit.task import Status
 
 Counts = dict[str, dict[str, int]]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqlStore]:
-    one = SqlStore(tmp_path / "tasks.db")
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    one = SqliteStore(tmp_path / "tasks.db")
     one.open()
     yield one
     one.close()
@@ -43,13 +43,25 @@ def add(tx: Tx, seqs: range) -> None:
     )
 
 
-def scanned(store: SqlStore) -> Counts:
+def scanned(store: SqliteStore) -> Counts:
     with store.view() as view:
         return view.counts()
 
 
 def no_scan(*_: object, **__: object) -> Any:
     raise AssertionError("the rows are counted again")
+
+
+def replace_statement(
+    patch: pytest.MonkeyPatch, method: str, replaced: sql.Statement, call: Callable[..., Any]
+) -> None:
+    """Have sessions call `call` in place of `method` for this statement."""
+    run = getattr(SqliteSession, method)
+
+    def session(self: SqliteSession, statement: sql.Statement, **values: Any) -> Any:
+        return (call if statement is replaced else run)(self, statement, **values)
+
+    patch.setattr(SqliteSession, method, session)
 
 
 def change(tx: Tx, random: random.Random) -> None:
@@ -73,7 +85,7 @@ def change(tx: Tx, random: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_counts_are_those_of_a_scan(store: SqlStore, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counts_are_those_of_a_scan(store: SqliteStore, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     with store.transaction() as tx:
         add(tx, range(1, tx.allocate_seqs(100) + 100))
@@ -86,22 +98,22 @@ def test_the_counts_are_those_of_a_scan(store: SqlStore, seed: int, monkeypatch:
                 raise RuntimeError("undone")
         expected = scanned(store)
         with monkeypatch.context() as patched:
-            patched.setattr(sql.COUNTS, "rows", no_scan)
+            replace_statement(patched, "rows", sql.COUNTS, no_scan)
             assert store.counts() == expected
 
 
-def test_a_change_during_the_scan_is_counted_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_during_the_scan_is_counted_once(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with store.transaction() as tx:
         add(tx, range(1, 10))
-    count = sql.COUNTS.rows
+    count = SqliteSession.rows
 
-    def changed_meanwhile(connection: Connection) -> Any:
-        rows = count(connection)
+    def changed_meanwhile(session: SqliteSession, statement: sql.Statement) -> Any:
+        rows = count(session, statement)
         with store.transaction() as tx:  # not in this snapshot
             tx.end([1], Status.SUCCESS, now=3.0)
         return rows
 
-    monkeypatch.setattr(sql.COUNTS, "rows", changed_meanwhile)
+    replace_statement(monkeypatch, "rows", sql.COUNTS, changed_meanwhile)
     assert store.counts()["k1"] == {"new": 2, "success": 1}
     monkeypatch.undo()
     assert store.counts() == scanned(store)
@@ -117,12 +129,12 @@ def test_a_transaction_in_the_snapshot_that_is_reported_late_is_counted_once() -
     assert counts.read(no_scan) == {(b"k", b"new"): 4}
 
 
-def test_a_transaction_of_unknown_result_makes_the_store_count_again(store: SqlStore) -> None:
+def test_a_transaction_of_unknown_result_makes_the_store_count_again(store: SqliteStore) -> None:
     with store.transaction() as tx:
         add(tx, range(1, 4))
     store.counts()
 
-    def fails(connection: Connection, **_: object) -> Any:
+    def fails(*_: object, **__: object) -> Any:
         raise sqlite3.OperationalError("disk I/O error")
 
     def end(seq: int) -> None:
@@ -130,7 +142,7 @@ def test_a_transaction_of_unknown_result_makes_the_store_count_again(store: SqlS
             tx.end([seq], Status.SUCCESS, now=3.0)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sql, "COUNT_COMMIT", fails)
+        replace_statement(patched, "run", sql.COUNT_COMMIT, fails)
         with pytest.raises(Unavailable):
             end(1)
     assert store.counts() == scanned(store) == {"k1": {"new": 1}, "k2": {"new": 1}, "k0": {"new": 1}}
@@ -138,7 +150,7 @@ def test_a_transaction_of_unknown_result_makes_the_store_count_again(store: SqlS
         end(seq)
         assert store.counts() == scanned(store)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sql.COUNTS, "rows", no_scan)
+        replace_statement(patched, "rows", sql.COUNTS, no_scan)
         store.counts()
 
 
@@ -150,7 +162,7 @@ def test_a_failed_scan_fails_its_reader_only() -> None:
     assert counts.read(lambda: (1, [("k", "new", 2)])) == {(b"k", b"new"): 2}
 
 
-def test_damaged_text_is_counted(store: SqlStore) -> None:
+def test_damaged_text_is_counted(store: SqliteStore) -> None:
     with store.transaction() as tx:
         add(tx, range(1, 4))
     driver = sqlite3.connect(store.url.removeprefix("sqlite:///") if store.url else "")

@@ -87,7 +87,10 @@ def _runs_no_more(pid: int) -> bool:
 def children_of(pid: int) -> list[int]:
     """All child processes of this process."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    threads: list[Path] = []
+    with contextlib.suppress(FileNotFoundError):  # a process that has ended
+        threads += Path(f"/proc/{pid}/task").iterdir()
+    for task in threads:
         with contextlib.suppress(FileNotFoundError):  # a thread that has ended meanwhile
             found += map(int, (task / "children").read_text().split())
     return found

@@ -21,14 +21,19 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, NullPool, create_engine
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.dialects import sqlite
 
 import leasekit
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
-from leasekit.server.store import RETENTION, Entity, Filter, Run, Trigger, admission, migrations, sql, statements
+from leasekit.server.store import RETENTION, Dedupe, Entity, Filter, Run, Trigger, View, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import HEAD, metadata
-from leasekit.server.store.sql import SqlStore
+from leasekit.server.store.sqlite import admission, migrations
+from leasekit.server.store.sqlite import store as sql
+from leasekit.server.store.sqlite.session import bound
+from leasekit.server.store.sqlite.store import SqliteStore
+from leasekit.server.store.sqlite.tx import SqliteView
 from leasekit.server.store.urls import open_store
 
 MIGRATIONS = Path(migrations.__file__).parent
@@ -40,20 +45,25 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[SqlStore]:
-    one = SqlStore(path)
+def store(path: Path) -> Iterator[SqliteStore]:
+    one = SqliteStore(path)
     one.open()
     yield one
     one.close()
 
 
-def put(store: SqlStore, seq: int = 1) -> None:
+def put(store: SqliteStore, seq: int = 1) -> None:
     entity = Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"1")
     with store.transaction() as tx:
         tx.add([entity], [Trigger(seq, f"t{seq}", "k", 2, 300.0, 300.0, next_trigger_at=1.0)])
 
 
-def is_there(store: SqlStore, seq: int = 1) -> bool:
+def driver(view: View) -> sqlite3.Connection:
+    assert isinstance(view, SqliteView)
+    return view._session.driver
+
+
+def is_there(store: SqliteStore, seq: int = 1) -> bool:
     with store.view() as view:
         return bool(view.triggers([f"t{seq}"]))
 
@@ -78,7 +88,7 @@ def schema(path: Path) -> Any:
     return tables, indexes, columns, keys
 
 
-def test_the_tables_are_those_of_the_last_migration(store: SqlStore, path: Path) -> None:
+def test_the_tables_are_those_of_the_last_migration(store: SqliteStore, path: Path) -> None:
     with create_engine(f"sqlite:///{path}", poolclass=NullPool).connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == HEAD
@@ -111,13 +121,13 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_store_of_an_earlier_version_is_migrated_with_its_tasks(
-    store: SqlStore, path: Path, next_version: Path
+    store: SqliteStore, path: Path, next_version: Path
 ) -> None:
     put(store)
     store.close()
     next_version.write_text(f"FAILS = False{ANOTHER}")
     for _ in range(2):  # the second start finds nothing to do
-        migrated = SqlStore(path)
+        migrated = SqliteStore(path)
         migrated.open()
         migrated.close()
     with closing(sqlite3.connect(path)) as connection:
@@ -125,13 +135,13 @@ def test_a_store_of_an_earlier_version_is_migrated_with_its_tasks(
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
 
 
-def test_a_migration_that_fails_leaves_the_store_as_it_was(store: SqlStore, path: Path, next_version: Path) -> None:
+def test_a_migration_that_fails_leaves_the_store_as_it_was(store: SqliteStore, path: Path, next_version: Path) -> None:
     put(store)
     store.close()
     before = schema(path)
     next_version.write_text(f"FAILS = True{ANOTHER}")
     with pytest.raises(Unavailable, match="missing"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
     assert schema(path) == before
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
@@ -140,14 +150,14 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(store: SqlStore, path
 def test_only_a_store_of_an_earlier_version_needs_alembic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "alembic", None)
     for _ in range(2):
-        store = SqlStore(path)
+        store = SqliteStore(path)
         store.open()
         store.close()
 
 
 def test_the_rows_are_in_the_order_of_the_columns() -> None:
     assert list(Entity.__struct_fields__) == metadata.tables["task"].columns.keys()
-    assert list(Trigger.__struct_fields__) == metadata.tables["trigger"].columns.keys()
+    assert [*Trigger.__struct_fields__, "lease_until"] == metadata.tables["trigger"].columns.keys()
     assert list(Run.__struct_fields__) == metadata.tables["run"].columns.keys()
 
 
@@ -155,7 +165,7 @@ def test_the_rows_are_in_the_order_of_the_columns() -> None:
     ("revision", "needs"), [("0005_leasekit_9.1.0", "leasekit 9.1.0 or newer"), ("9999", "a newer leasekit")]
 )
 def test_a_store_of_a_newer_version_is_refused_with_the_version_it_needs(path: Path, revision: str, needs: str) -> None:
-    store = SqlStore(path)
+    store = SqliteStore(path)
     store.open()
     store.close()
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -179,7 +189,7 @@ def test_a_database_of_another_program_is_refused_and_stays_as_it_is(path: Path,
         connection.execute(f"CREATE TABLE {table} (version_num TEXT)")
     before = path.read_bytes(), list(path.parent.iterdir())
     with pytest.raises(ConfigError, match="is the database of another program: name a new file"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
     assert (path.read_bytes(), list(path.parent.iterdir())) == before
 
 
@@ -188,7 +198,7 @@ def test_a_database_whose_tables_are_in_its_log_alone_is_refused_too(path: Path)
         connection.execute("PRAGMA journal_mode = wal")
         connection.execute("CREATE TABLE orders (id)")
         with pytest.raises(ConfigError, match="is the database of another program"):
-            SqlStore(path).open()
+            SqliteStore(path).open()
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("orders",)]
 
 
@@ -198,18 +208,19 @@ def test_a_database_whose_tables_are_in_its_log_alone_is_refused_too(path: Path)
         ("READY", "ix_trigger_waiting (kind=? AND priority=?"),
         ("LANES", "ix_trigger_waiting (kind=? AND priority=?"),
         ("EXPIRED", "ix_trigger_leased"),
+        ("FOLLOW", "ix_trigger_leased"),
         ("BY_ID", "uq_task_id|sqlite_autoindex_task_1"),
         ("BY_SEQ", "INTEGER PRIMARY KEY"),
         ("RENEW", "INTEGER PRIMARY KEY"),
         ("CONTENTS", "INTEGER PRIMARY KEY"),
     ],
 )
-def test_the_hot_statements_are_index_scans(store: SqlStore, name: str, index: str) -> None:
+def test_the_hot_statements_are_index_scans(store: SqliteStore, name: str, index: str) -> None:
     statement: statements.Statement = getattr(statements, name)
+    compiled = statement.compiled(sqlite.dialect())
+    values = bound(compiled, dict.fromkeys(compiled.names, ""))
     with store.transaction() as tx:
-        connection: Connection = tx._connection  # type: ignore[attr-defined]
-        values = tuple("[]" for _ in statement.names)
-        plan = [row[-1] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement.sql}", values)]
+        plan = [row[-1] for row in driver(tx).execute(f"EXPLAIN QUERY PLAN {compiled.sql}", values)]
     assert any(one in step for step in plan for one in index.split("|")), plan
     tables = {"trigger", "task", "progress"}
     assert not [step for step in plan if step.startswith("SCAN") and step.split()[1] in tables], plan
@@ -217,7 +228,7 @@ def test_the_hot_statements_are_index_scans(store: SqlStore, name: str, index: s
 
 
 @pytest.mark.parametrize("count", [1, 49, 50, 51, 123])
-def test_rows_that_come_together_are_all_kept_as_they_are(store: SqlStore, count: int) -> None:
+def test_rows_that_come_together_are_all_kept_as_they_are(store: SqliteStore, count: int) -> None:
     entities = [
         Entity(seq, f"t{seq}", "k", None, 2, 1.0, 1.0, None, 5, None, 60.0, None, None, None, None, b"", b"%d" % seq)
         for seq in range(1, count + 1)
@@ -230,7 +241,7 @@ def test_rows_that_come_together_are_all_kept_as_they_are(store: SqlStore, count
         assert view.page(Filter(), after=0, limit=1000) == triggers
 
 
-def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqlStore) -> None:
+def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqliteStore) -> None:
     put(store, 60)
     with pytest.raises(sqlite3.IntegrityError), store.transaction() as tx:
         tx.add(
@@ -244,10 +255,21 @@ def test_a_row_that_is_there_already_spoils_all_that_come_with_it(store: SqlStor
         assert list(view.entities(range(1, 70))) == [60]
 
 
+def test_a_dedupe_key_that_was_not_read_is_not_replaced(store: SqliteStore) -> None:
+    """Another writer may have added it since."""
+    first, second = Dedupe("k", "a", "t1", None), Dedupe("k", "a", "t2", None)
+    with store.transaction() as tx:
+        tx.set_dedupes([first])
+    with pytest.raises(sqlite3.IntegrityError), store.transaction() as tx:
+        tx.set_dedupes([second])
+    with store.view() as view:
+        assert view.dedupes([("k", "a")]) == {("k", "a"): first}
+
+
 # The file
 
 
-def test_nobody_else_can_read_the_files(store: SqlStore, path: Path) -> None:
+def test_nobody_else_can_read_the_files(store: SqliteStore, path: Path) -> None:
     put(store)
     assert modes(path) == dict.fromkeys(FILES, 0o600)
 
@@ -255,7 +277,7 @@ def test_nobody_else_can_read_the_files(store: SqlStore, path: Path) -> None:
 @pytest.mark.parametrize(("mode", "then"), [(0o644, 0o600), (0o666, 0o600), (0o640, 0o640), (0o660, 0o660)])
 def test_a_store_that_is_open_to_all_users_is_closed_to_them(path: Path, mode: int, then: int) -> None:
     """What its group shares was set by a person, and stays."""
-    store = SqlStore(path)
+    store = SqliteStore(path)
     store.open()
     with store.view():  # a reader, so that the log stays when the store is copied, as after a crash
         contents = {file: file.read_bytes() for file in path.parent.iterdir()}
@@ -263,7 +285,7 @@ def test_a_store_that_is_open_to_all_users_is_closed_to_them(path: Path, mode: i
     for file, content in contents.items():
         file.write_bytes(content)
         file.chmod(mode)
-    store = SqlStore(path)
+    store = SqliteStore(path)
     store.open()
     assert modes(path) == dict.fromkeys(FILES, then)
     store.close()
@@ -277,37 +299,35 @@ def test_a_store_of_another_user_that_is_open_to_all_is_refused(path: Path, monk
     path.chmod(0o666)
     monkeypatch.setattr(Path, "chmod", chmod)
     with pytest.raises(ConfigError, match="chmod it to 0600, or to 0660 for its group"):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
-def test_a_write_is_on_the_disk_when_it_is_acknowledged(store: SqlStore) -> None:
+def test_a_write_is_on_the_disk_when_it_is_acknowledged(store: SqliteStore) -> None:
     with store.transaction() as tx:
-        connection: Connection = tx._connection  # type: ignore[attr-defined]
 
         def pragma(name: str) -> Any:
-            return connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            return driver(tx).execute(f"PRAGMA {name}").fetchone()[0]
 
         assert (pragma("journal_mode"), pragma("synchronous"), pragma("foreign_keys")) == ("wal", 2, 1)
 
 
-def test_a_transaction_has_the_store_to_itself_from_its_start(store: SqlStore, path: Path) -> None:
+def test_a_transaction_has_the_store_to_itself_from_its_start(store: SqliteStore, path: Path) -> None:
     stranger = sqlite3.connect(path, isolation_level=None, timeout=0)
     with store.transaction(), pytest.raises(sqlite3.OperationalError, match="locked"):
         stranger.execute("BEGIN IMMEDIATE")
     stranger.close()
 
 
-def test_readers_cannot_write(store: SqlStore) -> None:
+def test_readers_cannot_write(store: SqliteStore) -> None:
     def write() -> None:
         with store.view() as view:
-            connection: Connection = view._connection
-            connection.exec_driver_sql("DELETE FROM task")
+            driver(view).execute("DELETE FROM task")
 
     with pytest.raises(Unavailable, match="readonly"):
         write()
 
 
-def test_a_reader_does_not_hold_up_the_writer(store: SqlStore) -> None:
+def test_a_reader_does_not_hold_up_the_writer(store: SqliteStore) -> None:
     put(store)
     with store.view() as view:
         assert view.counts() == {"k": {"new": 1}}
@@ -316,7 +336,7 @@ def test_a_reader_does_not_hold_up_the_writer(store: SqlStore) -> None:
     assert is_there(store, 2)
 
 
-def test_it_can_be_read_from_any_thread(store: SqlStore) -> None:
+def test_it_can_be_read_from_any_thread(store: SqliteStore) -> None:
     put(store)
     found: list[bool] = []
     threads = [threading.Thread(target=lambda: found.append(is_there(store))) for _ in range(8)]
@@ -327,7 +347,7 @@ def test_it_can_be_read_from_any_thread(store: SqlStore) -> None:
     assert found == [True] * 8
 
 
-def test_closing_leaves_one_whole_file(store: SqlStore, path: Path) -> None:
+def test_closing_leaves_one_whole_file(store: SqliteStore, path: Path) -> None:
     put(store)
     store.close()
     assert sorted(file.name for file in path.parent.iterdir()) == ["tasks.db", "tasks.db.id"]
@@ -335,7 +355,7 @@ def test_closing_leaves_one_whole_file(store: SqlStore, path: Path) -> None:
     assert is_there(store)
 
 
-def test_a_writer_that_failed_goes_on_with_a_new_connection(store: SqlStore, path: Path) -> None:
+def test_a_writer_that_failed_goes_on_with_a_new_connection(store: SqliteStore, path: Path) -> None:
     put(store)
     with sqlite3.connect(path, isolation_level=None) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
@@ -389,7 +409,7 @@ def test_a_new_store_is_logged_once_with_its_absolute_path(
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"something else entirely, and long enough to be looked at" * 100)
-    store = SqlStore(path)
+    store = SqliteStore(path)
     with pytest.raises(StoreDamaged, match="not a database"):
         store.open()
     assert path.read_bytes().startswith(b"something else")
@@ -397,7 +417,7 @@ def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "tasks.db", "sqlite://", "sqlite:///", "sqlite://tasks.db", "sqlite:///:memory:", "postgresql://u:secret@h/d"],
+    ["", "tasks.db", "sqlite://", "sqlite:///", "sqlite://tasks.db", "sqlite:///:memory:", "mysql://u:secret@h/d"],
 )
 def test_other_urls_are_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(ConfigError) as refused:
@@ -442,8 +462,8 @@ def test_a_relative_path_is_taken_from_here(tmp_path: Path, monkeypatch: pytest.
 # The lock
 
 
-def test_a_second_engine_in_this_process_is_refused(store: SqlStore, path: Path) -> None:
-    other = SqlStore(path)
+def test_a_second_engine_in_this_process_is_refused(store: SqliteStore, path: Path) -> None:
+    other = SqliteStore(path)
     with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
         other.open()
     put(store)
@@ -453,8 +473,8 @@ def test_a_second_engine_in_this_process_is_refused(store: SqlStore, path: Path)
 HOLD = """
 import sys
 from pathlib import Path
-from leasekit.server.store.sql import SqlStore
-store = SqlStore(Path(sys.argv[1]))
+from leasekit.server.store.sqlite.store import SqliteStore
+store = SqliteStore(Path(sys.argv[1]))
 store.open()
 print("open", flush=True)
 sys.stdin.read()
@@ -463,8 +483,8 @@ sys.stdin.read()
 FORK = """
 import os, sys
 from pathlib import Path
-from leasekit.server.store.sql import SqlStore
-store = SqlStore(Path(sys.argv[1]))
+from leasekit.server.store.sqlite.store import SqliteStore
+store = SqliteStore(Path(sys.argv[1]))
 store.open()
 child = os.fork()
 if not child:
@@ -490,12 +510,12 @@ def test_an_engine_in_another_process_is_refused_and_told_who_has_it(
     holder: "subprocess.Popen[str]", path: Path
 ) -> None:
     with pytest.raises(StoreLocked, match=f"'tasks.db' open .process {holder.pid}."):
-        SqlStore(path).open()
+        SqliteStore(path).open()
 
 
 def test_a_killed_server_leaves_no_lock(holder: "subprocess.Popen[str]", path: Path) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait(10)
-    store = SqlStore(path)
+    store = SqliteStore(path)
     store.open()
     store.close()

@@ -1,7 +1,7 @@
 """The number of tasks by kind and status, kept in memory, so that a big store is not scanned for it.
 
 Rule 1: triggers of the writer's own connection report each change of a status, whichever statement makes it; they are
-not in the file. New tasks are reported by `SqlTx.add`, which costs less.
+not in the file. New tasks are reported by `SqliteTx.add`, which costs less.
 Rule 2: changes count when their transaction has committed. If it is unknown whether it has, all is counted anew.
 Rule 3: the rows are counted once, in a snapshot, when the counts are first read. Each transaction has a number, which
 is in the snapshot too: so changes that are committed meanwhile are counted, and none is counted twice.

@@ -22,21 +22,22 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Space, Store, Tx, damage
 from leasekit.server.store import statements as sql
-from leasekit.server.store.admission import check_tables, close_to_others, read_only, refuse_foreign
-from leasekit.server.store.lease_cache import LeaseCache
-from leasekit.server.store.lock import FileLock, Identity, is_open_here, one_user
 from leasekit.server.store.schema import HEAD, metadata, version
-from leasekit.server.store.task_counts import TaskCounts
-from leasekit.server.store.tx import Counter, SqlTx, SqlView
+from leasekit.server.store.sqlite.admission import check_tables, close_to_others, read_only, refuse_foreign
+from leasekit.server.store.sqlite.lease_cache import LeaseCache
+from leasekit.server.store.sqlite.lock import FileLock, Identity, is_open_here, one_user
+from leasekit.server.store.sqlite.session import SqliteSession, driver_of, text_or_bytes
+from leasekit.server.store.sqlite.task_counts import TaskCounts
+from leasekit.server.store.sqlite.tx import INCREMENTAL, Counter, SqliteTx, SqliteView
 
 logger = logging.getLogger("leasekit.server")
 
 _CHECK = 10.0  # seconds for the check of a store; 100,000 tasks take 0.05
-_MIGRATIONS = "leasekit.server.store:migrations"
+_MIGRATIONS = "leasekit.server.store.sqlite:migrations"
 _BUSY = 5000  # milliseconds; only another program that has opened the file can cause a wait
 _NEW_FILE = (
     "page_size = 8192",  # rows are written in batches, which fill pages
-    f"auto_vacuum = {sql.INCREMENTAL}",  # given back step by step: all writes would have to wait for a VACUUM
+    f"auto_vacuum = {INCREMENTAL}",  # given back step by step: all writes would have to wait for a VACUUM
 )
 _WRITER = (
     "journal_mode = WAL",
@@ -62,7 +63,7 @@ The write-ahead log takes 8 MiB, a checkpoint may make the file grow by as much,
 _READER = ("query_only = ON", f"busy_timeout = {_BUSY}")
 
 
-class SqlStore(Store):
+class SqliteStore(Store):
     """Tasks in one SQLite file.
 
     `open` checks the file for damage, for up to `check` seconds; 0: no check. Raises `ConfigError` if the directory of
@@ -183,9 +184,9 @@ class SqlStore(Store):
 
     def _bring_up_to_date(self, connection: Connection) -> bool:
         """Create the tables in a new file, or migrate those of an earlier version; return whether the file is new."""
-        if is_new := not check_tables(self._path, sql.driver(connection)):
+        if is_new := not check_tables(self._path, driver_of(connection)):
             metadata.create_all(connection, checkfirst=False)
-            sql.ADD_VERSION.each(connection, [(HEAD,)])
+            SqliteSession(driver_of(connection)).insert(sql.ADD_VERSION, [(HEAD,)])
         elif [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
             self._migrate(connection)
         return is_new
@@ -212,15 +213,16 @@ class SqlStore(Store):
         identity: Identity | None = None
         try:
             with self._writer_connection() as connection:
-                self._counts.begin(sql.driver(connection))
+                session = SqliteSession(driver_of(connection))
+                self._counts.begin(session.driver)
                 with connection.begin():
-                    changes = sql.driver(connection).total_changes
-                    tx = SqlTx(connection, self._counter, self._held, self._counts.changes)
+                    changes = session.driver.total_changes
+                    tx = SqliteTx(session, self._counter, self._held, self._counts.changes)
                     yield tx
-                    if sql.driver(connection).total_changes > changes:
+                    if session.driver.total_changes > changes:
                         identity = Identity(self._identity.id, self._identity.commits + 1, self._start)
-                        sql.COUNT_COMMIT(
-                            connection, commits=identity.commits, start=identity.start, new_anchor=tx.new_anchor
+                        session.run(
+                            sql.COUNT_COMMIT, commits=identity.commits, start=identity.start, new_anchor=tx.new_anchor
                         )
                 if identity is not None:
                     self._identity = identity
@@ -233,11 +235,11 @@ class SqlStore(Store):
             raise
 
     @contextmanager
-    def view(self) -> Generator[SqlView]:
+    def view(self) -> Generator[SqliteView]:
         self._lock.check_place()
         try:
             with self._reading.connect() as connection, connection.begin():
-                yield SqlView(connection)
+                yield SqliteView(SqliteSession(driver_of(connection)))
         except (DBAPIError, sqlite3.Error) as error:
             self._note_damage(error)
             raise Unavailable(f"the store could not be read: {_cause(error)}") from error
@@ -250,8 +252,7 @@ class SqlStore(Store):
         self._lock.check_place()
         counts = self._counts.read(count)
         return damage.statuses(
-            (sql.text_or_bytes(kind), status.decode(errors="replace"), tasks)
-            for (kind, status), tasks in counts.items()
+            (text_or_bytes(kind), status.decode(errors="replace"), tasks) for (kind, status), tasks in counts.items()
         )
 
     def cramped(self) -> str | None:
@@ -294,7 +295,7 @@ class SqlStore(Store):
             yield self._connection
         except _OURS:
             raise  # bad values, or a bug of leasekit; the store itself is fine
-        except (DBAPIError, sqlite3.Error) as error:  # from SQLAlchemy, or from the driver itself (`statements`)
+        except (DBAPIError, sqlite3.Error) as error:  # from SQLAlchemy, or from the driver itself (`session`)
             # After a failed write the state of this connection is unknown: the next transaction opens a new one.
             self._disconnect()
             self._note_damage(error)
@@ -354,8 +355,8 @@ def _give_identity(connection: Connection) -> Identity:
     """Give a new store an identity, and sync both the identity and the schema to the file itself."""
     identity = Identity(uuid.uuid4().hex, 0, None)
     with connection.begin():
-        sql.ADD_STORE.each(connection, [(*identity, None)])
-    sql.driver(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        SqliteSession(driver_of(connection)).insert(sql.ADD_STORE, [(*identity, None)])
+    driver_of(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return identity
 
 

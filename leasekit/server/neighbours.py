@@ -1,0 +1,216 @@
+"""Messages between the nodes that share a store, so that a client may use any of them.
+
+Rule 1: messages have hints only, which may get lost or come twice. The store alone decides: each node looks once in a
+period for tasks that are due, and a heartbeat brings what a cancel hint has not. Only events are told nowhere else.
+Rule 2: hints are gathered for a moment, and are sent outside the transactions that they are about.
+Rule 3: what nodes send is bounded. Of what does not fit, events are left out first.
+Rule 4: what changes seldom, or must not get lost, is in a node's sign in the store; events are sent only while the sign
+of another node says that it wants them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from leasekit.errors import BackendError
+from leasekit.server.clock import ALIVE, Clock
+from leasekit.server.http.events import Feed
+from leasekit.server.long_poll import LongPolls
+from leasekit.server.roles.cancel_hints import CancelHints
+from leasekit.server.roles.directory import Directory, node_info
+from leasekit.server.store import MESSAGE, Company, Lane, NodeRow, SharedStore
+from leasekit.server.unit_of_work import NewlyDue, TaskEvent
+from leasekit.task import NodeInfo, Verdict
+
+logger = logging.getLogger("leasekit.server")
+
+_GATHER = 0.01  # seconds between two rounds of messages of a node
+_MESSAGES = 20  # in one round, at most
+_WAITING = 1000  # cancel hints, and events, that wait for the next round, at most
+
+_T = TypeVar("_T")
+
+
+class Due(Struct, frozen=True, array_like=True, tag="due"):
+    """Tasks of a kind have become due, or will."""
+
+    kind: str
+    number: int
+    next_at: float | None
+
+
+class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
+    """The cancel of a task that this worker holds was requested."""
+
+    worker: str
+    id: str
+
+
+class Happened(Struct, frozen=True, array_like=True, tag="event"):
+    """Something has happened that readers of events want to know."""
+
+    event: TaskEvent
+
+
+Hint = Due | Cancel | Happened
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[Hint]).decode
+
+
+def packed(hints: Iterable[Hint]) -> Iterator[str]:
+    """Yield messages with these hints, in order; a hint that is longer than a message is left out."""
+    message = b""
+    for hint in hints:
+        item = _encode(hint)
+        if message and len(message) + len(item) + 3 > MESSAGE:  # with a comma and brackets
+            yield f"[{message.decode()}]"
+            message = b""
+        if len(item) + 2 <= MESSAGE:
+            message += b"," + item if message else item
+    if message:
+        yield f"[{message.decode()}]"
+
+
+class Neighbours:
+    """The other nodes, as one engine sees them. For the event loop; `run` calls a function in a reader's thread."""
+
+    def __init__(
+        self,
+        store: SharedStore,
+        clock: Clock,
+        *,
+        polls: LongPolls,
+        cancels: CancelHints,
+        feed: Feed,
+        directory: Directory,
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._polls = polls
+        self._cancels = cancels
+        self._feed = feed
+        self._directory = directory
+        self._run = run
+        self._due: dict[str, NewlyDue] = {}
+        self._requested: list[Cancel] = []
+        self._happened: list[TaskEvent] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._stop: Callable[[], None] | None = None
+        self.company = Company(store.tables, None, 0.0, [])  # as of the last look
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def heard(message: str) -> None:
+            try:
+                hints = _decode(message)
+            except msgspec.MsgspecError:  # not from leasekit, or from one that knows more
+                return
+            loop.call_soon_threadsafe(self._hear, hints)
+
+        self._stop = self._store.listen(heard)
+
+    async def stop(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+        if self._stop is not None:
+            await asyncio.to_thread(self._stop)
+
+    @property
+    def tables(self) -> tuple[int, int]:
+        """The version of the tables, as of the last look, and the one that is needed."""
+        return self.company.tables, self._store.tables
+
+    @property
+    def alive(self) -> list[NodeRow]:
+        """The nodes that are alive, this one included, as of the last look."""
+        since = self._clock.instant() - ALIVE
+        return [node for node in self.company.nodes if not node.has_left and node.seen >= since]
+
+    async def nodes(self) -> list[NodeInfo]:
+        """Return all nodes that were seen lately, and those that have left."""
+        company = await self._run(self._store.company)
+        return [node_info(node, correction=company.correction) for node in company.nodes]
+
+    async def workers(self) -> list[bytes]:
+        """Return what the other nodes that are alive say of the workers that they have heard of."""
+        since = self._clock.instant() - ALIVE
+        found: list[bytes] = await self._run(lambda: self._store.workers(since))
+        return found
+
+    async def look(self, *, address: str | None = None) -> None:
+        """Say in the next sign what is new here, see which nodes there are, and try claims of kinds that are due."""
+        written = self._directory.written(self._clock.instant())
+        self._store.node = self._store.node._replace(
+            address=address,
+            wants_events=self._feed.wanted_here,
+            workers=self._store.node.workers if written is None else written,
+        )
+        self.company = await self._run(self._store.company)
+        self._feed.wanted_elsewhere = any(node.wants_events for node in self.alive if node.id != self._store.node.id)
+        kinds = self._polls.kinds()
+        lanes: list[Lane] = await self._run(lambda: self._lanes(kinds)) if kinds else []
+        now = self._clock.peek()
+        for lane in lanes:  # a kind may have several
+            is_due = lane.due_at <= now
+            self._polls.ready({lane.kind: NewlyDue(int(is_due), None if is_due else lane.due_at)})
+
+    def _lanes(self, kinds: Sequence[str]) -> list[Lane]:
+        with self._store.view() as view:
+            return view.lanes(kinds)
+
+    def tell(
+        self,
+        *,
+        due: Mapping[str, NewlyDue] | None = None,
+        cancelled: Iterable[tuple[Verdict, str | None]] = (),
+        events: Sequence[TaskEvent] = (),
+    ) -> None:
+        """Have the other nodes told soon of kinds of which tasks are due, of verdicts on cancels, and of events."""
+        if not self._clock.has_company:
+            return
+        for kind, newly in (due or {}).items():
+            self._due[kind] = self._due[kind] + newly if kind in self._due else newly
+        requested = [Cancel(holder, verdict.id) for verdict, holder in cancelled if holder is not None]
+        self._requested += requested[: _WAITING - len(self._requested)]
+        self._happened += events[: _WAITING - len(self._happened)]
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._send())
+
+    async def _send(self) -> None:
+        try:
+            while hints := self._gathered():
+                messages = list(islice(packed(hints), _MESSAGES))
+                await self._run(lambda messages=messages: self._store.announce(messages))  # type: ignore[misc]
+                await asyncio.sleep(_GATHER)
+        except BackendError as error:
+            logger.debug("the other nodes were not told what has happened here: %s", error)
+        finally:
+            self._sending = None
+
+    def _gathered(self) -> list[Hint]:
+        due = [Due(kind, *newly) for kind, newly in self._due.items()]
+        hints: list[Hint] = [*due, *self._requested, *map(Happened, self._happened)]
+        self._due, self._requested, self._happened = {}, [], []
+        return hints
+
+    def _hear(self, hints: Sequence[Hint]) -> None:
+        events: list[TaskEvent] = []
+        for hint in hints:
+            match hint:
+                case Due():
+                    self._polls.ready({hint.kind: NewlyDue(hint.number, hint.next_at)})
+                case Cancel():
+                    self._cancels.tell([(Verdict(id=hint.id, verdict="cancel_requested"), hint.worker)])
+                case Happened():
+                    events.append(hint.event)
+        if events:
+            self._feed.hear(events)

@@ -1,0 +1,125 @@
+"""Directory: the workers that a node has heard of, when, and the kinds that they claim; and the nodes themselves.
+
+The nodes that share a store write their workers into their signs, so that each lists the workers of all.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec import Struct
+
+from leasekit.server.roles.frontend import moment
+from leasekit.server.store import Holding, Node, NodeRow
+from leasekit.task import NodeInfo, WorkerInfo
+
+_KINDS = 1000  # of one worker, at most: a named lease is a kind of its own
+_BYTES = 262_144  # of what a node writes of its workers; the workers that it has not heard for longest are left out
+_RATE = 20_000  # bytes a second that it writes, on average
+
+
+class Heard(Struct, frozen=True, array_like=True):
+    """A worker, as a node has heard of it."""
+
+    name: str
+    at: float
+    kinds: list[str] | None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(list[Heard]).decode
+
+
+class Directory:
+    """The workers of one node. `len` is their number."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}  # worker → when it was last heard of
+        self._kinds: dict[str, dict[str, None]] = {}  # worker → its kinds, the one that was claimed last at the end
+        self._write_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def hear(self, worker: str, now: float) -> bool:
+        """Note that a worker has called; return whether it is new here."""
+        is_new = worker not in self._seen
+        self._seen[worker] = now
+        return is_new
+
+    def claims(self, worker: str, kinds: Iterable[str]) -> None:
+        known = self._kinds.setdefault(worker, {})
+        for kind in kinds:
+            known.pop(kind, None)
+            known[kind] = None
+        while len(known) > _KINDS:
+            del known[next(iter(known))]
+
+    def forget(self, *, before: float) -> list[str]:
+        """Forget the workers that have not called since then, and return them."""
+        silent = [worker for worker, at in self._seen.items() if at < before]
+        for worker in silent:
+            del self._seen[worker]
+            self._kinds.pop(worker, None)
+        return silent
+
+    def written(self, now: float) -> bytes | None:
+        """Return the directory as the other nodes read it; None: it was written a moment ago."""
+        if now < self._write_at:
+            return None
+        rows: list[bytes] = []
+        size = 2
+        for name, at in sorted(self._seen.items(), key=lambda item: item[1], reverse=True):
+            row = _encode((name, round(at, 1), self._kinds_of(name)))
+            size += len(row) + 1
+            if size > _BYTES:
+                break
+            rows.append(row)
+        written = b"[" + b",".join(rows) + b"]"
+        self._write_at = now + len(written) / _RATE
+        return written
+
+    def workers(self, running: Mapping[str, Holding], elsewhere: Iterable[bytes] = ()) -> list[WorkerInfo]:
+        """List the workers that hold leases, or were heard of here, or elsewhere as other nodes have written it."""
+        seen = dict(self._seen)
+        kinds = {name: known for name in seen if (known := self._kinds_of(name)) is not None}
+        for written in elsewhere:
+            for worker in _decode(written):
+                seen[worker.name] = max(worker.at, seen.get(worker.name, worker.at))
+                if worker.kinds is not None:
+                    kinds[worker.name] = sorted({*worker.kinds, *kinds.get(worker.name, ())})
+        return [
+            WorkerInfo(
+                name=name,
+                last_seen=moment(seen[name]) if name in seen else None,
+                running=(held := running.get(name, Holding())).running,
+                kinds=kinds.get(name),
+                ttl=held.ttl,
+            )
+            for name in sorted(seen.keys() | running.keys())
+        ]
+
+    def _kinds_of(self, worker: str) -> list[str] | None:
+        return sorted(known) if (known := self._kinds.get(worker)) is not None else None
+
+
+def node_info(row: NodeRow, *, correction: float = 0.0) -> NodeInfo:
+    """Describe a node; `correction` is the seconds by which the wall clock is ahead of the clock of its moments."""
+    return NodeInfo(
+        id=row.id,
+        name=row.name,
+        version=row.version,
+        address=row.address,
+        started_at=moment(row.started_at + correction),
+        last_seen=moment(row.seen + correction),
+        has_left=row.has_left,
+    )
+
+
+def only_node(node_id: str, *, address: str | None = None, started_at: float, now: float) -> list[NodeInfo]:
+    """Describe this process, as the only node of a store."""
+    node = Node.of_this_process(node_id)
+    row = NodeRow(
+        node.id, node.name, node.version, address, wants_events=False, started_at=started_at, seen=now, has_left=False
+    )
+    return [node_info(row)]

@@ -1,0 +1,200 @@
+"""Transactions on PostgreSQL: what several writers need beside `SqlTx`, which locks the rows that it reads.
+
+Rule 1: a row is locked before it is judged, and only a locked row is written. No row is kept for a later transaction.
+Renewals and results do not wait for a lock: one row that is locked for long must not delay the other leases.
+Rule 2: rows that a writer has added meanwhile undo the transaction: it is repeated, and then sees them.
+Rule 3: counts of tasks are kept as what each node has added and taken, so that writers never update the same row.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from leasekit.errors import Refused
+from leasekit.server.store import Anchor, Contended, Entity, Node, Reading, Trigger, damage
+from leasekit.server.store import statements as sql
+from leasekit.server.store.postgres.session import PostgresSession, array
+from leasekit.server.store.tx import SqlTx, SqlView
+from leasekit.task import Status
+
+_BLOCK = 10_000  # numbers; the increment of the sequence
+_BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
+_LOCK_WAITS = (0.005, 0.015, 0.03)  # seconds between looks at rows that other nodes may have locked for a moment
+_RESTART_WAITS = (*_LOCK_WAITS, 0.2, 0.2, 0.5, 1.0)  # the same, for leases that are restarted
+
+
+class Block:
+    """The numbers that a node has reserved and not used yet."""
+
+    def __init__(self) -> None:
+        self.next = self.end = 0
+        self.since = 0.0
+
+    def take(self, count: int) -> int | None:
+        """Return the first of `count` numbers; None if a new block is needed."""
+        if self.end - self.next < count or time.monotonic() - self.since > _BLOCK_FOR:
+            return None
+        self.next += count
+        return self.next - count
+
+
+class PostgresView(SqlView):
+    """A consistent snapshot of the database. `View` describes the methods."""
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        query = "SELECT kind, status, sum(tasks)::bigint FROM leasekit.task_count GROUP BY 1, 2 HAVING sum(tasks) <> 0"
+        return damage.statuses(self.execute(query))
+
+    def execute(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        assert isinstance(self._session, PostgresSession)  # noqa: S101 - there is no other
+        return self._session.execute(query, values).fetchall()
+
+    def free_space(self) -> int:
+        raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")
+
+
+class PostgresTx(SqlTx, PostgresView):
+    """A transaction of one of several writers. `SharedTx` describes the methods."""
+
+    def __init__(self, session: PostgresSession, node: Node, block: Block, reading: Reading) -> None:
+        super().__init__(session)
+        self._connection = session.connection
+        self._node = node
+        self._block = block
+        self._reading = reading
+        self._states: dict[int, tuple[str, Status]] = {}  # the kinds and statuses of the rows that are locked
+        self._changes: Counter[tuple[str, Status]] = Counter()
+
+    @property
+    def reading(self) -> Reading:
+        return self._reading
+
+    def correct_clock(self, correction: float, gained: float) -> None:
+        query = "UPDATE leasekit.store SET correction = %s, gained = %s WHERE correction = %s RETURNING id"
+        if not self.execute(query, correction, gained, self._reading.correction):
+            raise Contended("another node has corrected the clock meanwhile")
+
+    def sign_in(self, sign: Anchor) -> None:
+        self._connection.execute(
+            "INSERT INTO leasekit.node AS old (id, name, version, address, wants_events, workers, started_at, has_left,"
+            " seen, boot_id, boot) VALUES (%s, %s, %s, %s, %s, %s, %s, false, %s, %s, %s) ON CONFLICT (id) DO UPDATE"
+            " SET (has_left, seen, boot_id, boot, address, wants_events, workers) = (false, excluded.seen,"
+            " excluded.boot_id, excluded.boot, excluded.address, excluded.wants_events,"
+            # The old value, if it is the same: a long one is then not written again.
+            " CASE WHEN old.workers = excluded.workers THEN old.workers ELSE excluded.workers END)",
+            (*self._node, sign.instant, sign.instant, sign.boot_id, sign.boot),
+        )
+
+    def forget_nodes(self, before: float) -> None:
+        """Remove nodes that were seen last before this moment; keep what they have counted."""
+        self._connection.execute("DELETE FROM leasekit.node WHERE seen < %s", (before,))
+        self._connection.execute(
+            "WITH gone AS (DELETE FROM leasekit.task_count WHERE node <> '' AND node NOT IN"
+            " (SELECT id FROM leasekit.node) RETURNING kind, status, tasks)"
+            " INSERT INTO leasekit.task_count AS old SELECT '', kind, status, sum(tasks) FROM gone GROUP BY 2, 3"
+            " ON CONFLICT (node, kind, status) DO UPDATE SET tasks = old.tasks + excluded.tasks"
+        )
+
+    def finish(self) -> None:
+        """Write what the transaction has changed of the counts."""
+        changed = [(kind, status.value, tasks) for (kind, status), tasks in self._changes.items() if tasks]
+        if changed:
+            kinds, statuses, tasks = map(array, zip(*sorted(changed), strict=True))
+            self._connection.execute(
+                "INSERT INTO leasekit.task_count AS old"
+                " SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[])"
+                " ON CONFLICT (node, kind, status) DO UPDATE SET tasks = old.tasks + excluded.tasks",
+                (self._node.id, kinds, statuses, tasks),
+            )
+
+    def allocate_seqs(self, count: int) -> int:
+        while (first := self._block.take(count)) is None:
+            # One after another, until there are enough: other nodes take blocks too.
+            blocks = -(-count // _BLOCK)
+            rows = self.execute("SELECT nextval('leasekit.task_seq') FROM generate_series(1, %s)", blocks)
+            if rows[-1][0] - rows[0][0] == _BLOCK * (blocks - 1):
+                self._block.next, self._block.end = rows[0][0], rows[-1][0] + _BLOCK
+                self._block.since = time.monotonic()
+        return first
+
+    def unlocked_triggers(self, ids: Collection[str]) -> tuple[dict[str, Trigger], Collection[str]]:
+        found: dict[str, Trigger] = {}
+        left = set(ids)
+        for wait in (*_LOCK_WAITS, None):
+            found |= {row.id: row for row in self._decoded(self._session.rows(sql.BY_ID_UNLOCKED, ids=left))}
+            # A later look than the one at the locks: an id that it finds is one of a locked row, or a new one.
+            left = {row[0] for row in self._session.rows(sql.KNOWN_IDS, ids=left - found.keys())} if left else left
+            if not left or wait is None:
+                break
+            time.sleep(wait)
+        return found, left
+
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
+        super().add(entities, triggers)
+        for row in triggers:
+            self._move(row.seq, row.kind, row.status)
+
+    def save(self, triggers: Sequence[Trigger]) -> None:
+        self._look_up([row.seq for row in triggers])
+        super().save(triggers)
+        for row in triggers:
+            self._move(row.seq, row.kind, row.status)
+
+    def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
+        known = self._look_up(seqs)
+        super().renew(seqs, status, now=now, at=at)
+        for seq in known:
+            self._move(seq, self._states[seq][0], status)
+
+    def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
+        known = self._look_up(seqs)
+        super().end(seqs, status, now=now)
+        for seq in known:
+            self._move(seq, self._states[seq][0], status)
+
+    def restart_leases(self, *, now: float, shift: float | None) -> None:
+        """Restart all leases but those whose rows stay locked: one of them must not keep the nodes from serving."""
+        for wait in _RESTART_WAITS:
+            if not self._session.rows(sql.COUNT_LOCKED)[0][0]:
+                break
+            time.sleep(wait)
+        super().restart_leases(now=now, shift=shift)
+
+    def remove(self, seqs: Collection[int]) -> None:
+        known = self._look_up(seqs)
+        super().remove(seqs)
+        for seq in known:
+            self._changes[self._states.pop(seq)] -= 1
+
+    def _look_up(self, seqs: Collection[int]) -> list[int]:
+        """Lock those of these rows that this transaction has not read yet, and return all that exist."""
+        unread = [seq for seq in seqs if seq not in self._states]
+        if unread:
+            self.triggers_of(unread)
+        return [seq for seq in seqs if seq in self._states]
+
+    def _move(self, seq: int, kind: str, status: Status) -> None:
+        was = self._states.get(seq)
+        if was is not None:
+            self._changes[was] -= 1
+        self._states[seq] = kind, status
+        self._changes[kind, status] += 1
+
+    def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
+        found = super()._decoded(rows)
+        for row in found:
+            self._states.setdefault(row.seq, (row.kind, row.status))
+        return found
+
+    def give_back(self, *, most: int) -> None:
+        raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")
+
+    def anchor(self) -> Anchor | None:
+        return None  # all nodes use the clock of the database
+
+    def set_anchor(self, anchor: Anchor) -> None:
+        """Do nothing: see `anchor`."""
+
+    def probe_write(self) -> None:
+        self._connection.execute("UPDATE leasekit.node SET seen = seen WHERE id = %s", (self._node.id,))

@@ -1,0 +1,169 @@
+"""Several engines over one PostgreSQL database: what one node does, the others see and do not repeat."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import psycopg
+import pytest
+
+from leasekit.errors import ConfigError, Unavailable
+from leasekit.server.engine import Engine
+from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.task import Beat, NewTask, Settlement, Task
+from tests.postgres_server import PostgresServer
+from tests.waiting import until
+
+pytestmark = pytest.mark.anyio
+
+NODES = 3
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.emptied()
+
+
+@pytest.fixture
+async def nodes(url: str) -> AsyncIterator[list[Engine]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Engine(PostgresStore(url))) for _ in range(NODES)]
+
+
+async def taken(node: Engine, *, wait: float = 0, limit: int = 1, claim_id: str = "c", worker: str = "w") -> list[Task]:
+    claimed = await node.claim(worker=worker, kinds=["k"], limit=limit, wait=wait, claim_id=claim_id)
+    return list(claimed.tasks)
+
+
+async def test_fifty_claimers_over_three_nodes_never_share_a_task(nodes: list[Engine]) -> None:
+    count = 1000
+    await nodes[0].schedule([NewTask(kind="k", id=f"t{n}") for n in range(count)])
+    got: list[str] = []
+
+    async def claimer(number: int) -> None:
+        node, turn = nodes[number % NODES], 0
+        while tasks := await taken(node, limit=1 + number % 7, worker=f"w{number}", claim_id=f"{number}-{turn}"):
+            got.extend(task.id for task in tasks)
+            ends = [Settlement(id=task.id, token=task.token, outcome="success") for task in tasks]
+            assert {verdict.verdict for verdict in await node.results(f"w{number}", ends)} == {"settled"}
+            turn += 1
+
+    await asyncio.gather(*map(claimer, range(50)))
+    assert Counter(got) == Counter({f"t{n}": 1 for n in range(count)})
+    assert (await nodes[1].stats()).kinds == {"k": {"success": count}}
+
+
+@pytest.mark.parametrize("same", ["id", "dedupe_key"])
+async def test_one_id_or_key_from_fifty_clients_over_three_nodes_makes_one_task(nodes: list[Engine], same: str) -> None:
+    asked = [nodes[n % NODES].schedule([NewTask(kind="k", **{same: "one"})]) for n in range(50)]  # type: ignore[arg-type]
+    answers = [answer for answers in await asyncio.gather(*asked) for answer in answers]
+    assert [answer.created for answer in answers].count(True) == 1
+    assert len({answer.id for answer in answers}) == 1
+    assert (await nodes[2].stats()).kinds == {"k": {"new": 1}}
+
+
+async def test_opposed_orders_of_the_same_ids_make_each_task_once(nodes: list[Engine]) -> None:
+    ids = [f"t{n}" for n in range(200)]
+    orders = [ids, ids[::-1], ids[100:] + ids[:100]]
+    for turn in range(5):
+        asked = [
+            node.schedule([NewTask(kind="k", id=f"{turn}-{task_id}") for task_id in order])
+            for node, order in zip(nodes, orders, strict=True)
+        ]
+        answers = [answer for answers in await asyncio.gather(*asked) for answer in answers]
+        assert Counter(answer.id for answer in answers if answer.created) == Counter(f"{turn}-{one}" for one in ids)
+
+
+async def test_a_claim_that_waits_gets_a_task_from_another_node(nodes: list[Engine]) -> None:
+    waiting = asyncio.create_task(taken(nodes[0], wait=30))
+    await until(lambda: nodes[0].claims_waiting and nodes[1].clock.has_company)
+    await nodes[1].schedule([NewTask(kind="k", id="t")])
+    assert [task.id for task in await waiting] == ["t"]
+
+
+async def test_a_lease_is_renewed_and_settled_at_any_node_once(nodes: list[Engine]) -> None:
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    (task,) = await taken(nodes[0])
+    (beat,) = await nodes[1].heartbeat("w", [Beat(id="t", token=task.token, started=True)])
+    assert beat.verdict == "renewed"
+    ends = [Settlement(id="t", token=task.token, outcome="success", result=n) for n in range(NODES)]
+    verdicts = await asyncio.gather(*(node.results("w", [end]) for node, end in zip(nodes, ends, strict=True)))
+    assert sorted(verdict.verdict for (verdict,) in verdicts) == ["gone", "gone", "settled"]
+
+
+async def test_a_node_that_has_renewed_a_lease_sees_that_another_has_settled_it(nodes: list[Engine]) -> None:
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    (task,) = await taken(nodes[0])
+    beats = [Beat(id="t", token=task.token)]
+    assert [verdict.verdict for verdict in await nodes[1].heartbeat("w", beats)] == ["renewed"]
+    await nodes[0].results("w", [Settlement(id="t", token=task.token, outcome="success")])
+    assert [verdict.reason for verdict in await nodes[1].heartbeat("w", beats)] == ["settled"]
+
+
+async def test_a_repeated_claim_at_another_node_gets_the_same_tasks(nodes: list[Engine]) -> None:
+    await nodes[0].schedule([NewTask(kind="k", id=f"t{n}") for n in range(4)])
+    first = await taken(nodes[0], limit=2, claim_id="same")
+    again = await taken(nodes[1], limit=2, claim_id="same")
+    assert [(task.id, task.token) for task in again] == [(task.id, task.token) for task in first]
+
+
+async def test_a_claim_that_waits_at_two_nodes_is_granted_once(nodes: list[Engine]) -> None:
+    waiting = [asyncio.create_task(taken(node, wait=30, claim_id="same")) for node in nodes[:2]]
+    await until(lambda: all(node.claims_waiting for node in nodes[:2]))
+    await nodes[2].schedule([NewTask(kind="k", id=f"t{n}") for n in range(2)])
+    first, second = await asyncio.gather(*waiting)
+    assert [(task.id, task.token) for task in first] == [(task.id, task.token) for task in second]
+    assert (await nodes[2].stats()).kinds == {"k": {"claimed": 1, "new": 1}}
+
+
+async def test_a_node_that_joins_or_leaves_extends_no_lease(nodes: list[Engine], url: str) -> None:
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    await taken(nodes[0])
+    before = await nodes[0].get("t")
+    async with Engine(PostgresStore(url)) as joining:
+        assert await joining.get("t") == before
+    assert await nodes[0].get("t") == before
+
+
+async def test_the_counts_are_those_of_all_nodes_also_of_those_that_are_gone(url: str) -> None:
+    for number in range(3):
+        async with Engine(PostgresStore(url)) as node:
+            await node.schedule([NewTask(kind="k", id=f"t{number}")])
+            assert (await node.stats()).kinds == {"k": {"new": number + 1}}
+
+
+@pytest.mark.parametrize(("name", "value"), [("synchronous_commit", "off"), ("client_encoding", "SQL_ASCII")])
+async def test_what_a_database_has_set_loses_nothing(url: str, name: str, value: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE leasekit_tests SET {name} = {value}".encode())
+        try:
+            async with Engine(PostgresStore(url)) as node:
+                answers = [(await node.schedule([NewTask(kind="k", dedupe_key="é")]))[0] for _ in range(2)]
+            store = PostgresStore(url)
+            store.open()
+            with store.transaction() as tx:
+                assert tx.execute("SHOW synchronous_commit") == [("on",)]
+            store.close()
+        finally:
+            connection.execute(f"ALTER DATABASE leasekit_tests RESET {name}".encode())
+    assert [answer.created for answer in answers] == [True, False]
+
+
+async def test_a_user_without_rights_is_told_so(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE nobody_else LOGIN")
+    stranger = PostgresStore(url.replace("postgres@", "nobody_else@"))
+    with pytest.raises(Unavailable, match="lacks rights: permission denied for schema leasekit"):
+        stranger.open()
+    with pytest.raises(Unavailable, match="lacks rights"):
+        stranger.lacks()
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+async def test_a_database_that_cannot_keep_all_texts_is_refused(postgres: PostgresServer, encoding: str) -> None:
+    url = postgres.new_database(encoding)
+    with pytest.raises(ConfigError, match=f"has the encoding {encoding}"):
+        PostgresStore(url).migrate()
+    with pytest.raises(ConfigError, match=f"has the encoding {encoding}"):
+        PostgresStore(url).open()

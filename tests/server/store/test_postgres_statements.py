@@ -1,0 +1,125 @@
+"""Statements on PostgreSQL: their plans, what renewals write, arrays of values, and errors that come up late."""
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+from psycopg import errors
+
+from leasekit.server.engine import Engine
+from leasekit.server.store import Contended, Run
+from leasekit.server.store.postgres.session import array
+from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.task import Beat, NewTask, Settlement
+from tests.postgres_server import PostgresServer
+from tests.waiting import until
+
+LEASES, BATCH, ROUNDS = 10_000, 1_000, 5
+
+SCANS = 10
+# An index that is made scans its table, too: once.
+_SCANS = """
+SELECT relname FROM pg_stat_user_tables WHERE schemaname = 'leasekit' AND seq_scan >= 10
+    AND relname NOT IN ('store', 'node', 'task_count', 'version')
+"""
+_RUNS = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relid = 'leasekit.run'::regclass"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["plain", "null", "NULL", "", " ", "{a,b}", "[a]", 'a"b', "a\\b", "\\n", "é€😀", None],
+        ["line\nend", "\t", "\x7f", "a\\\n", "\u2028"],
+        [],
+    ],
+)
+def test_texts_arrive_as_they_are_in_an_array(postgres: PostgresServer, values: list[str | None]) -> None:
+    with psycopg.connect(postgres.url("postgres")) as connection:
+        assert connection.execute("SELECT %s::text[]", (array(values),)).fetchone() == (values,)
+
+
+def test_numbers_arrive_as_they_are_in_an_array(postgres: PostgresServer) -> None:
+    numbers = [0.1, -1e-9, 1e22, 1.7e308, 1_763_900_000.123457, None]
+    with psycopg.connect(postgres.url("postgres")) as connection:
+        assert connection.execute("SELECT %s::float8[]", (array(numbers),)).fetchone() == (numbers,)
+
+
+def test_a_statement_that_fails_among_others_undoes_them_all(
+    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = PostgresStore(postgres.emptied())
+    store.open()
+    run = Run(1, 1, 1, "success", 0.0, None, None, None, None, "token", None, b"1", None)
+    second, third = replace(run, fence=2), replace(run, fence=3)
+
+    def add(*batches: list[Run]) -> None:
+        with store.transaction() as tx:
+            for batch in batches:
+                tx.add_runs(batch)
+
+    try:
+        with pytest.raises(errors.NotNullViolation):
+            add([run], [replace(second, outcome=None)], [third])
+        add([run])  # also with the statements that were sent after the one that failed
+        with pytest.raises(Contended):
+            add([run, second], [third])
+        with store.view() as view:
+            assert view.last_runs(1, limit=10) == [run]
+    finally:
+        store.close()
+    assert caplog.records == []
+
+
+@pytest.mark.anyio
+async def test_no_request_scans_a_table(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    for _ in range(2):
+        async with Engine(PostgresStore(url)) as engine:
+            for number in range(SCANS):  # some plans are made anew for the first statements only
+                await engine.schedule([NewTask(kind="k", dedupe_key=f"{engine}-{number}-{n}") for n in range(50)])
+                claimed = await engine.claim(worker="w", kinds=["k"], limit=50, wait=0, claim_id=f"{engine}-{number}")
+                beats = [Beat(id=task.id, token=task.token, started=True, progress=1) for task in claimed.tasks]
+                assert {verdict.verdict for verdict in await engine.heartbeat("w", beats)} == {"renewed"}
+                await engine.cancel([beats[0].id])
+                ends = [Settlement(id=beat.id, token=beat.token, outcome="retry", retry_after=0.0) for beat in beats]
+                assert {verdict.verdict for verdict in await engine.results("w", ends)} == {"settled"}
+                await engine.get(beats[0].id)
+                await engine.list_tasks(kind="k", limit=10)
+                await engine.workers()
+                await engine.tick()
+    # The sessions of the engines tell their statistics when they end.
+    await until(lambda: _fetched(url, _RUNS) == [(2 * SCANS * 50,)])
+    assert _fetched(url, _SCANS) == []
+
+
+@pytest.mark.anyio
+async def test_renewals_write_no_index(postgres: PostgresServer) -> None:
+    url = postgres.emptied()
+    began = _updates(url)
+    leases: list[list[Beat]] = []
+    async with Engine(PostgresStore(url)) as engine:
+        for number in range(LEASES // BATCH):
+            await engine.schedule([NewTask(kind="k")] * BATCH)
+            claimed = await engine.claim(worker="w", kinds=["k"], limit=BATCH, wait=0, claim_id=str(number))
+            leases.append([Beat(id=task.id, token=task.token, started=True) for task in claimed.tasks])
+        for _ in range(ROUNDS):
+            for batch in leases:
+                assert {verdict.verdict for verdict in await engine.heartbeat("w", batch)} == {"renewed"}
+    renewals = ROUNDS * LEASES
+    await until(lambda: _updates(url)[0] - began[0] >= LEASES + renewals)  # each lease was claimed, too
+    assert _updates(url)[1] - began[1] > 0.95 * renewals
+
+
+def _fetched(url: str, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def _updates(url: str) -> tuple[int, ...]:
+    """Return how many rows of `trigger` were updated, and how many of these in their own page, without an index."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = 'leasekit.trigger'::regclass"
+        ).fetchone()
+    assert row is not None
+    return row

@@ -1,0 +1,423 @@
+"""What clients see at one of several nodes is what they see at any: nodes, workers, cancels, events, long polls."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import psycopg
+import pytest
+
+from leasekit.errors import ConfigError
+from leasekit.server import engine, neighbours
+from leasekit.server.engine import Engine
+from leasekit.server.http.metrics import Metrics
+from leasekit.server.neighbours import Cancel, Due, Happened, Hint, Neighbours, packed
+from leasekit.server.roles import directory
+from leasekit.server.roles.directory import Directory
+from leasekit.server.store import MESSAGE, Anchor, Company, Contended, Holding, Store
+from leasekit.server.store.memory import MemoryStore
+from leasekit.server.store.postgres import schema
+from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.server.store.postgres.tx import PostgresTx
+from leasekit.server.store.sqlite.store import SqliteStore
+from leasekit.server.unit_of_work import TaskEvent
+from leasekit.task import Beat, NewTask, Settlement, Task, WorkerInfo
+from tests.postgres_server import PostgresServer
+from tests.waiting import eventually, until
+
+pytestmark = pytest.mark.anyio
+
+NODES = 3
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.emptied()
+
+
+@pytest.fixture
+async def nodes(url: str) -> AsyncIterator[list[Engine]]:
+    async with AsyncExitStack() as stack:
+        started = [await stack.enter_async_context(Engine(PostgresStore(url))) for _ in range(NODES)]
+        for node in started:
+            await node.tick()
+        assert all(len(others_of(node).alive) == NODES and node.clock.has_company for node in started)
+        yield started
+
+
+def others_of(node: Engine) -> Neighbours:
+    assert node.neighbours is not None
+    return node.neighbours
+
+
+async def becomes(fact: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until this is true."""
+    async with asyncio.timeout(30):
+        while not await fact():  # noqa: ASYNC110 - a fact of the database has no event
+            await asyncio.sleep(0.01)
+
+
+async def taken(
+    node: Engine, *, kind: str = "k", worker: str = "w", wait: float = 0, claim_id: str = "c"
+) -> list[Task]:
+    claimed = await node.claim(worker=worker, kinds=[kind], limit=1, wait=wait, claim_id=claim_id)
+    return list(claimed.tasks)
+
+
+# The nodes --------------------------------------------------------------------------------------------------------
+
+
+async def test_each_node_lists_all_with_moments_of_the_wall_clock(url: str) -> None:
+    with psycopg.connect(url) as connection:  # the clock of leases is an hour behind
+        connection.execute("UPDATE leasekit.store SET correction = 3600, gained = 3600")
+    before = time.time() - 1
+    async with Engine(PostgresStore(url)) as one, Engine(PostgresStore(url)) as two:
+        one.address = "http://127.0.0.1:1"
+        listed = {node.id: node for node in await two.nodes()}
+        assert len(listed) == 2
+        assert {node.name.rpartition(":")[2] for node in listed.values()} == {str(os.getpid())}
+        for node in listed.values():
+            assert before < node.started_at.timestamp() <= node.last_seen.timestamp() < time.time() + 1
+            assert not node.has_left
+
+        async def has_address() -> bool:
+            return {node.address for node in await two.nodes()} == {"http://127.0.0.1:1", None}
+
+        await becomes(has_address)
+
+
+async def test_a_node_that_has_left_is_told_from_one_that_fell_silent(nodes: list[Engine], url: str) -> None:
+    leaving = PostgresStore(url)
+    async with Engine(leaving):
+        left = leaving.node.id
+    killed = PostgresStore(url)
+    killed.open()
+    with killed.transaction() as tx:
+        tx.sign_in(Anchor("another machine", 0.0, tx.reading.wall - 60))
+    found = {node.id: node for node in await nodes[0].nodes()}
+    assert found[left].has_left
+    silent = [node for node in found.values() if (datetime.now(UTC) - node.last_seen).total_seconds() > 50]
+    assert [node.has_left for node in silent] == [False]
+    await nodes[0].tick()
+    assert len(others_of(nodes[0]).alive) == NODES
+    killed.close()
+
+
+@pytest.mark.parametrize("kind_of_store", [MemoryStore, SqliteStore])
+async def test_another_store_has_one_node_the_process_itself(kind_of_store: type, tmp_path: Path) -> None:
+    store: Store = kind_of_store() if kind_of_store is MemoryStore else kind_of_store(tmp_path / "tasks.db")
+    async with Engine(store) as engine:
+        (first,), (again,) = await engine.nodes(), await engine.nodes()
+    assert (first.id, first.started_at, first.has_left) == (again.id, again.started_at, False)
+    assert abs(first.last_seen.timestamp() - time.time()) < 10
+
+
+async def test_reads_that_hang_do_not_keep_leases_from_their_end(
+    nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, is_over = threading.Event(), threading.Event()
+
+    def hanging(self: PostgresStore) -> Company:
+        hangs.set()
+        is_over.wait()
+        return company(self)
+
+    company = PostgresStore.company
+    monkeypatch.setattr(engine, "_LOOK", 0.01)
+    monkeypatch.setattr(PostgresStore, "company", hanging)
+    try:
+        await until(hangs.is_set)
+        for node in nodes:
+            await node.tick()
+    finally:
+        is_over.set()
+
+
+# Workers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_workers_of_all_nodes_are_listed_at_each(nodes: list[Engine]) -> None:
+    await nodes[0].schedule([NewTask(kind="k", id=f"t{n}") for n in range(2)])
+    for number in (0, 1):
+        assert await taken(nodes[number], worker="both", claim_id=f"c{number}")
+    await taken(nodes[1], worker="both", kind="also", claim_id="c2")
+    await taken(nodes[0], worker="idle", kind="other")
+
+    async def are_listed() -> bool:
+        found = {worker.name: worker for worker in await nodes[2].workers()}
+        return (
+            found.keys() == {"both", "idle"}
+            and found["both"].kinds == ["also", "k"]
+            and found["idle"].kinds == ["other"]
+        )
+
+    await becomes(are_listed)
+    for worker in await nodes[2].workers():
+        assert worker.last_seen is not None
+        assert worker.running == {"both": 2, "idle": 0}[worker.name]
+
+
+async def test_a_node_that_has_left_tells_of_no_workers(nodes: list[Engine], url: str) -> None:
+    async with Engine(PostgresStore(url)) as leaving:
+        await taken(leaving, worker="gone")
+
+        async def is_listed() -> bool:
+            return [worker.name for worker in await nodes[0].workers()] == ["gone"]
+
+        await becomes(is_listed)
+    assert await nodes[0].workers() == []
+
+
+def test_what_a_node_writes_of_its_workers_is_bounded_and_has_those_that_were_heard_last() -> None:
+    here = Directory()
+    for number in range(20_000):
+        here.hear(f"worker-{number}", float(number))
+        here.claims(f"worker-{number}", [f"kind-{number}"])
+    written = here.written(0.0)
+    assert written is not None
+    assert directory._BYTES - 100 < len(written) <= directory._BYTES
+    names = [worker.name for worker in Directory().workers({}, [written])]
+    assert sorted(f"worker-{19_999 - n}" for n in range(len(names))) == names
+    assert here.written(len(written) / directory._RATE - 0.1) is None
+    assert here.written(len(written) / directory._RATE + 0.1) is not None
+
+
+def test_a_worker_is_the_sum_of_what_nodes_have_heard() -> None:
+    nodes = [Directory() for _ in range(3)]
+    for at, (node, kinds) in enumerate(zip(nodes, (["a"], ["b"], None), strict=True)):
+        node.hear("w", float(at))
+        if kinds is not None:
+            node.claims("w", kinds)
+    here, *others = nodes
+    assert here.workers({"w": Holding(2, 60.0)}, [node.written(0.0) or b"" for node in others]) == [
+        WorkerInfo(name="w", last_seen=datetime.fromtimestamp(2, UTC), running=2, kinds=["a", "b"], ttl=60.0)
+    ]
+
+
+def test_workers_that_are_as_before_are_not_written_again(url: str) -> None:
+    store = PostgresStore(url)
+    chunks = "SELECT DISTINCT chunk_id FROM pg_toast.pg_toast_%s"
+
+    def sign(workers: bytes) -> list[tuple[int]]:
+        store.node = store.node._replace(workers=workers)
+        with store.transaction() as tx:
+            tx.sign_in(Anchor("b", 0.0, tx.reading.wall))
+        with psycopg.connect(url) as connection:
+            (oid,) = connection.execute("SELECT 'leasekit.node'::regclass::oid::bigint").fetchone() or (0,)
+            return connection.execute((chunks % oid).encode()).fetchall()
+
+    store.open()
+    first, second = random.Random(1).randbytes(50_000), random.Random(2).randbytes(50_000)
+    once = sign(first)
+    assert len(once) == 1
+    assert sign(first) == once
+    assert not set(once) & set(sign(second))
+    store.close()
+
+
+# Cancels ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancel_at_one_node_reaches_a_holder_that_waits_at_another(nodes: list[Engine]) -> None:
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    (task,) = await taken(nodes[0])
+    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=30))
+    await asyncio.sleep(0)
+    began_at = time.monotonic()
+    assert [verdict.verdict for verdict in await nodes[2].cancel(["t"])] == ["cancel_requested"]
+    assert await waiting == ["t"]
+    assert time.monotonic() - began_at < 10
+    (beat,) = await nodes[1].heartbeat("w", [Beat(id="t", token=task.token)])  # without a hint too
+    assert beat.cancel_requested
+
+
+async def test_a_listener_that_lost_its_connection_hears_again(nodes: list[Engine], url: str) -> None:
+    listeners = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def pids() -> set[int]:
+            return {pid for (pid,) in connection.execute(listeners.encode())}
+
+        eventually(lambda: len(pids()) == NODES)
+        before = pids()
+        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+        await until(lambda: len(pids() - before) == NODES)
+    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=30))
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    await taken(nodes[0])
+    await nodes[2].cancel(["t"])
+    assert await waiting == ["t"]
+
+
+async def test_messages_that_are_not_from_leasekit_are_ignored(nodes: list[Engine], url: str) -> None:
+    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=30))
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    await taken(nodes[0])
+    with psycopg.connect(url, autocommit=True) as connection:
+        for payload in ("", "hello", "x", "node [1]", 'node [["a hint of tomorrow",1]]', 'node [["due"]]', "node {"):
+            connection.execute("SELECT pg_notify('leasekit', %s)", (payload,))
+    await nodes[2].cancel(["t"])
+    assert await waiting == ["t"]
+
+
+# Long polls -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(NODES))
+async def test_a_claim_that_is_repeated_at_another_node_is_granted_once(nodes: list[Engine], number: int) -> None:
+    first = asyncio.create_task(taken(nodes[0], wait=30))
+    await until(lambda: nodes[0].claims_waiting)
+    again = asyncio.create_task(taken(nodes[1], wait=30))
+    await until(lambda: nodes[1].claims_waiting)
+    await nodes[number].schedule([NewTask(kind="k", id=f"t{n}") for n in range(2)])
+    (task,), (same,) = await asyncio.gather(first, again)
+    assert (task.id, task.token) == (same.id, same.token)
+    assert (await nodes[2].stats()).kinds == {"k": {"claimed": 1, "new": 1}}
+
+
+# Events -----------------------------------------------------------------------------------------------------------
+
+
+async def events(stream: AsyncGenerator[bytes], count: int) -> list[dict[str, str]]:
+    """The next events of tasks."""
+    found: list[dict[str, str]] = []
+    async for chunk in stream:
+        lines = [line.removeprefix(b"data: ") for line in chunk.splitlines() if line.startswith(b"data: ")]
+        found += [event for line in lines if "id" in (event := json.loads(line))]
+        if len(found) >= count:
+            break
+    return found
+
+
+@contextlib.asynccontextmanager
+async def reader(node: Engine, others: list[Engine]) -> AsyncIterator[AsyncGenerator[bytes]]:
+    stream = node.feed.follow()
+    assert await anext(stream) == b"retry: 1000\n\n"
+    await until(lambda: all(other.feed.wanted_elsewhere for other in others))
+    yield stream
+    await stream.aclose()
+
+
+async def test_a_reader_at_one_node_sees_the_events_of_all(nodes: list[Engine]) -> None:
+    async with reader(nodes[0], nodes[1:]) as stream:
+        await nodes[1].schedule([NewTask(kind="k", id="t")])
+        assert [event["event"] for event in await events(stream, 1)] == ["scheduled"]
+        (task,) = await taken(nodes[2])
+        assert [event["event"] for event in await events(stream, 1)] == ["claimed"]
+        await nodes[1].results("w", [Settlement(id="t", token=task.token, outcome="success")])
+        (settled,) = await events(stream, 1)
+        assert (settled["id"], settled["worker"], settled["outcome"]) == ("t", "w", "success")
+        await nodes[0].schedule([NewTask(kind="k", id="own")])
+        assert [event["id"] for event in await events(stream, 1)] == ["own"]
+
+
+async def test_events_are_sent_only_while_another_node_wants_them(
+    nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    announce = PostgresStore.announce
+
+    def noted(self: PostgresStore, messages: list[str]) -> None:
+        sent.extend(messages)
+        announce(self, messages)
+
+    monkeypatch.setattr(PostgresStore, "announce", noted)
+    await nodes[1].schedule([NewTask(kind="k", id="unheard")])
+    await until(lambda: sent)
+    async with reader(nodes[0], nodes[1:]) as stream:
+        await nodes[1].schedule([NewTask(kind="k", id="heard")])
+        assert [event["id"] for event in await events(stream, 1)] == ["heard"]
+    nodes[0].feed.wanted_here = False  # minutes after the last reader has left
+    await until(lambda: not nodes[1].feed.wanted_elsewhere)
+    count = len(sent)
+    await nodes[1].schedule([NewTask(kind="k", id="late")])
+    await until(lambda: len(sent) > count)
+    told = [hint for message in sent for hint in json.loads(message) if hint[0] == "event"]
+    assert {hint[1].get("id") for hint in told} == {"heard"}
+
+
+async def test_more_events_than_fit_are_left_out_and_other_hints_arrive(nodes: list[Engine]) -> None:
+    async with reader(nodes[0], nodes[1:]) as stream:
+        waiting = asyncio.create_task(taken(nodes[0], wait=30))
+        await until(lambda: nodes[0].claims_waiting)
+        happened = TaskEvent(event="scheduled", at=datetime.now(UTC), id="x" * 120, kind="y" * 120)
+        nodes[1].feed.publish([happened] * 100_000)
+        assert len(others_of(nodes[1])._happened) == neighbours._WAITING
+        await nodes[1].schedule([NewTask(kind="k", id="t")])
+        assert [task.id for task in await waiting] == ["t"]
+        assert await events(stream, 1)
+
+
+# Messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_hints_are_packed_into_messages_of_bounded_size_and_none_is_lost() -> None:
+    rng, at = random.Random(3), datetime.now(UTC)
+    hints: list[Hint] = []
+    for number in range(700):
+        name = "n" * rng.randint(1, 128)
+        hints += [
+            Due(name, number, rng.choice([None, 1.5])),
+            Cancel(name, name),
+            Happened(TaskEvent(event="settled", at=at, id=name, worker="é" * 128)),
+        ]
+    messages = list(packed(hints))
+    assert max(len(message.encode()) for message in messages) <= MESSAGE
+    assert sum(len(message.encode()) for message in messages) / len(messages) > MESSAGE * 0.9
+    assert [hint for message in messages for hint in msgspec.json.decode(message, type=list[Hint])] == hints
+
+
+def test_a_hint_that_fits_into_no_message_is_left_out() -> None:
+    assert list(packed([Cancel("w", "x" * MESSAGE), Cancel("w", "t")])) == ['[["cancel","w","t"]]']
+    assert list(packed([])) == []
+
+
+# Readiness and metrics --------------------------------------------------------------------------------------------
+
+
+async def test_a_node_is_not_ready_with_tables_that_it_cannot_use(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    async with Engine(PostgresStore(url)) as engine:
+        await engine.tick()
+        assert (await engine.ready(), others_of(engine).tables) == (None, (schema.HEAD, schema.HEAD))
+        with psycopg.connect(url) as connection:
+            connection.execute("INSERT INTO leasekit.version VALUES (%s, now())", (schema.HEAD + 1,))
+        await engine.tick()
+        assert (await engine.ready(), others_of(engine).tables) == (None, (schema.HEAD + 1, schema.HEAD))
+        with psycopg.connect(url) as connection:
+            connection.execute("INSERT INTO leasekit.version VALUES (%s, now())", (schema.HEAD + 2,))
+        await engine.tick()
+        assert "they need a newer leasekit" in (await engine.ready() or "")
+    with pytest.raises(ConfigError, match="they need a newer leasekit"):
+        PostgresStore(url).lacks()
+
+
+async def test_the_metrics_count_nodes_repeated_transactions_and_corrections(
+    nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, failures = PostgresTx.finish, [Contended("another node was faster")] * 2
+
+    def disturbed(self: PostgresTx) -> None:
+        if failures:
+            raise failures.pop()
+        finish(self)
+
+    before = nodes[0].commit.retries
+    monkeypatch.setattr(PostgresTx, "finish", disturbed)
+    monkeypatch.setattr(nodes[1].commit, "submit", None)  # only this node writes
+    monkeypatch.setattr(nodes[2].commit, "submit", None)
+    await nodes[0].schedule([NewTask(kind="k")])
+    text = (await Metrics(nodes[0]).exposition()).decode()
+    assert "\nleasekit_nodes 3.0\n" in text
+    assert f"\nleasekit_contention_retries_total {before + 2}.0\n" in text
+    assert "\nleasekit_clock_steps_total 0.0\n" in text

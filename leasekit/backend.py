@@ -10,9 +10,10 @@ Every call can be repeated: the second answer equals the first.
 `leasekit.testing.contract` has these rules as tests; subclass it for each adapter.
 """
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from leasekit._lifecycle.validation import check_kinds, check_limit, checked
 from leasekit.task import (
@@ -40,7 +41,7 @@ __all__ = [
     "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "KindListener", "NameSource", "NewTask",
     "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged", "Purger", "Redriven", "Redriver", "Scheduled",
     "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed", "Verdict",
-    "VerdictWord", "WorkerDirectory", "WorkerInfo", "check_kinds", "check_limit", "checked",
+    "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked",
 ]  # fmt: skip
 
 
@@ -255,3 +256,21 @@ class Redriver(Protocol):
         tasks in the background, at most `rate` a second; the others redrive at once, and ignore `rate`.
         """
         ...
+
+
+_CANCEL_AGAIN = 1.0  # seconds
+
+
+async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel asyncio's tasks, and wait until they have ended, however they end.
+
+    A task that goes on is cancelled again each second, because libraries swallow cancels: so does `asyncio.wait_for` of
+    Python 3.11 if what it waits for ends at the same moment (python/cpython#86296).
+    """
+    cancelled = list(tasks)
+    left = set(cancelled)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=_CANCEL_AGAIN)
+    await asyncio.gather(*cancelled, return_exceptions=True)  # asyncio logs errors that nobody retrieves

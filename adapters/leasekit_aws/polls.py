@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from leasekit.backend import cancel_all
 from leasekit.errors import ProtocolError
 from leasekit.task import Task
 from leasekit_aws.daemon_threads import in_thread
@@ -153,9 +154,7 @@ class Polls:
     async def aclose(self, *, within: float) -> None:
         """End all polls; release the kept tasks within `within` seconds, and later tasks when they come."""
         polls = [poll for running in self._running.values() for poll in running]
-        for poll in polls:
-            poll.cancel()
-        await asyncio.gather(*polls, return_exceptions=True)
+        await cancel_all(polls)
         for token, kept in list(self._kept.items()):
             kept.timer.cancel()
             self._release_kept(token)

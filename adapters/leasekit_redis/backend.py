@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from leasekit.backend import Capabilities, check_limit, checked
+from leasekit.backend import Capabilities, cancel_all, check_limit, checked
 from leasekit.errors import BackendError, Refused
 from leasekit.task import (
     Beat,
@@ -221,11 +221,7 @@ class RedisBackend:
     async def aclose(self) -> None:
         await self._wakes.aclose()  # first, because its messages start errands
         maintaining, self._maintaining = self._maintaining, None
-        errands = [*self._errands, *([maintaining] if maintaining else [])]
-        for task in errands:
-            task.cancel()
-        if errands:
-            await asyncio.wait(errands)
+        await cancel_all([*self._errands, *([maintaining] if maintaining else [])])
         await self._link.aclose()
 
     def _ensure_maintenance(self) -> None:

@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Generator
 
+from leasekit.backend import cancel_all
 from leasekit.errors import BackendError, Unavailable
 from leasekit_redis.client import Link, PubSub
 
@@ -89,8 +90,7 @@ class Wakes:
     async def aclose(self) -> None:
         listening, self._listening = self._listening, None
         if listening is not None:
-            listening.cancel()
-            await asyncio.wait([listening])
+            await cancel_all([listening])
 
     async def _listen(self) -> None:
         while True:

@@ -1,5 +1,6 @@
 """What type checkers know of the public face. They are what fails here: the tests only run what they read."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -88,6 +89,7 @@ from leasekit.backend import (
     Vacuumed,
     VerdictWord,
     WorkerDirectory,
+    cancel_all,
     check_kinds,
     check_limit,
     checked,
@@ -375,6 +377,7 @@ def test_the_checks_of_an_adapter() -> None:
     assert_type(checked(ClaimRequest, fields), ClaimRequest)
     check_kinds(["k"])
     check_limit("limit", 1)
+    assert_type(asyncio.run(cancel_all([])), None)
 
 
 def test_the_seam_and_the_package_have_the_same_values() -> None:

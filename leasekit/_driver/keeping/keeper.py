@@ -31,7 +31,7 @@ from leasekit._driver.reporting.ledger import Ledger
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once
 from leasekit._driver.thread import spawn
-from leasekit.backend import Backend, CancelSource, NameSource, Scheduler
+from leasekit.backend import Backend, CancelSource, NameSource, Scheduler, cancel_all
 from leasekit.config import Heartbeats
 from leasekit.errors import BackendError, Cancelled, ConfigError, LossReason, Refused
 from leasekit.hooks import Hooks
@@ -437,9 +437,7 @@ class Keeper:
             await self._claims.aclose()
             await self.outbox.aclose()
             await self._renewal.aclose()
-            for hearing in list(self._hearing):
-                hearing.cancel()
-            await asyncio.gather(*self._hearing, return_exceptions=True)
+            await cancel_all(self._hearing)
         finally:
             self._watchdog.close()  # handlers that still run stay guarded
             await self._backend.aclose()

@@ -14,9 +14,9 @@ from leasekit._driver.context import Context
 from leasekit._driver.reporting.ledger import Ledger, PendingClaim
 from leasekit._driver.reporting.outbox import Delivery, Outbox
 from leasekit._driver.retrying import call_once, call_until
-from leasekit._driver.thread import cancel_all, spawn
+from leasekit._driver.thread import spawn
 from leasekit._lifecycle.validation import check_kinds
-from leasekit.backend import NameSource
+from leasekit.backend import NameSource, cancel_all
 from leasekit.errors import BackendError, Closed, Throttled, Unavailable
 from leasekit.task import Claimed, NewTask, Settlement, Task
 

@@ -18,7 +18,8 @@ from leasekit._core.term import Term
 from leasekit._driver.context import Context
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.retrying import call_by_task
-from leasekit._driver.thread import cancel_all, spawn
+from leasekit._driver.thread import spawn
+from leasekit.backend import cancel_all
 from leasekit.config import LONGEST, Heartbeats
 from leasekit.errors import BackendError, Refused, Throttled
 from leasekit.task import Beat, Verdict

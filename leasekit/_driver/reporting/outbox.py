@@ -17,7 +17,8 @@ from leasekit._driver.answer import Answer
 from leasekit._driver.context import Context
 from leasekit._driver.reporting.spool import Spool
 from leasekit._driver.retrying import call_by_task
-from leasekit._driver.thread import cancel_all, spawn
+from leasekit._driver.thread import spawn
+from leasekit.backend import cancel_all
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled
 from leasekit.hooks import ReportDelayed, log_fields
 from leasekit.task import Settlement, Verdict

@@ -39,6 +39,11 @@ _ENDED_BY_STOP: dict[type[BaseException], str] = {
     Draining: "was given back: its worker stopped",
 }
 
+_NOT_HEEDED = (
+    "returned a result after `check` or `progress` had raised {} times that it must end ({}): something in it catches "
+    "`leasekit.LeaseError`, perhaps as an Exception, and goes on. It may have skipped work, so its result is not taken"
+)
+
 OutcomeOf = Callable[[HeldLease, BaseException | None, Outcome], Outcome]
 """Returns the outcome of code that ended with this error; the last argument is the outcome of an interruption."""
 
@@ -84,6 +89,7 @@ class LeasedRun:
         self.successors: list[NewTask] = []
         self.begun_at = 0.0
         self.ended_at: float | None = None
+        self.times_told = 0  # how often `check` told the code to end
         self._idle_timeout = idle_timeout
         self._outcome_of = outcome_of
         self._held: HeldLease | None = None
@@ -113,10 +119,17 @@ class LeasedRun:
         return NotHeld(f"the lease of task {self.task.id} has ended: report in its block what there is to report")
 
     def check(self) -> None:
-        held = self.held
-        if self.ended_at is not None:
-            raise self.error_after_end()
-        held.check()
+        """Raise what the code must know, and count it."""
+        if (told := self._stop_told()) is not None:
+            self.times_told += 1
+            raise told
+
+    def check_heeded(self) -> None:
+        """Raise what `check` raised if the code went on to call it again: it caught what told it to end."""
+        if self.times_told > 1 and (told := self._stop_told()) is not None:
+            assert self.connection is not None  # noqa: S101 - it came with the held lease
+            log_run(self.connection, self.task, logging.WARNING, _NOT_HEEDED.format(self.times_told, told))
+            raise told
 
     @property
     def decided(self) -> bool:
@@ -191,9 +204,12 @@ class LeasedRun:
             held.report(old.progress)
         old.watchdog.ended(old.term)
 
-    def _stop_told(self) -> BaseException | None:
+    def _stop_told(self) -> LeaseError | None:
         try:
-            self.check()
+            held = self.held
+            if self.ended_at is not None:
+                raise self.error_after_end()
+            held.check()
         except LeaseError as told:
             return told
         return None

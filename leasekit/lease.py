@@ -224,6 +224,16 @@ class Lease:
         """True once `complete`, `fail` or `release` was called."""
         return self._run.decided
 
+    def __returned__(self, result: R) -> R:
+        """Complete the task with what its function returned, unless the function decided otherwise, and return that.
+
+        Raises what `check` raised if the function did not heed it.
+        """
+        if not self.decided:
+            self._run.check_heeded()
+            self.complete(result)
+        return result
+
     def __enter__(self) -> Self:
         connection, held = self._take()
         try:
@@ -297,17 +307,11 @@ def leased(function: Any = None, /, *, idle_timeout: float | None = None) -> Any
     @functools.wraps(function)
     async def run_async(task: Task, *args: Any, **kwargs: Any) -> Any:
         async with lease(task, idle_timeout=idle_timeout) as held:
-            result = await function(task, *args, **extra(held, kwargs))
-            if not held.decided:
-                held.complete(result)
-            return result
+            return held.__returned__(await function(task, *args, **extra(held, kwargs)))
 
     @functools.wraps(function)
     def run(task: Task, *args: Any, **kwargs: Any) -> Any:
         with lease(task, idle_timeout=idle_timeout) as held:
-            result = function(task, *args, **extra(held, kwargs))
-            if not held.decided:
-                held.complete(result)
-            return result
+            return held.__returned__(function(task, *args, **extra(held, kwargs)))
 
     return run_async if inspect.iscoroutinefunction(function) else run

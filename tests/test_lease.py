@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import Mock
@@ -1420,6 +1420,25 @@ def test_leased_runs_a_function_under_the_lease_of_its_task(client: Client) -> N
     assert double(task) == 42
     assert info(client, task).result == 42
     assert double.__name__ == "double"
+
+
+def test_the_value_of_a_leased_function_that_did_not_heed_its_cancel_is_not_taken(
+    client: Client, clock: FakeClock
+) -> None:
+    @leasekit.leased
+    def skips(task: Task, held: leasekit.Lease) -> str:
+        client.cancel(task.id)
+        clock.advance(120)
+        eventually(lambda: told(held))
+        for _ in range(2):
+            with suppress(Exception):
+                held.check()
+        return "all rows"
+
+    task = claimed(client)
+    with pytest.raises(Cancelled):
+        skips(task)  # type: ignore[call-arg]  # it is given the lease
+    assert status(client, task) is Status.CANCELLED
 
 
 def test_leased_gives_the_lease_to_who_has_a_parameter_held(client: Client) -> None:

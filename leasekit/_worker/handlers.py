@@ -48,14 +48,14 @@ class Handler:
 
     def call_with(self, held: Lease) -> None:
         if (arguments := self._arguments(held)) is not None:
-            _complete_if_undecided(held, self.function(*arguments))
+            _complete(held, self.function(*arguments))
 
     async def acall(self, run: LeasedRun) -> None:
         await self.acall_with(Lease(run))
 
     async def acall_with(self, held: Lease) -> None:
         if (arguments := self._arguments(held)) is not None:
-            _complete_if_undecided(held, await self.function(*arguments))
+            _complete(held, await self.function(*arguments))
 
     def payload(self, payload: tuple[Any, ...], fields: dict[str, Any]) -> msgspec.Raw:
         """Return a payload, given as one value or as fields, as JSON that fits. Raises TypeError or ValueError."""
@@ -107,16 +107,15 @@ class Handler:
         return (payload, held) if self.takes_held else (payload,)
 
 
-def _complete_if_undecided(held: Lease, result: Any) -> None:
-    if not held.decided:
-        try:
-            held.complete(result)
-        except NotHeld:  # a child that the handler forked came back from it: the worker ends it
-            pass
-        except ValueError as error:
-            if isinstance(error, Fatal):
-                raise
-            raise Fatal(str(error)) from error  # the next run would return the like
+def _complete(held: Lease, result: Any) -> None:
+    try:
+        held.__returned__(result)
+    except NotHeld:  # a child that the handler forked came back from it: the worker ends it
+        pass
+    except ValueError as error:
+        if isinstance(error, Fatal):
+            raise
+        raise Fatal(str(error)) from error  # the next run would return the like
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -107,6 +107,37 @@ def test_a_body_that_decides_what_its_end_means_is_heard(faulty: Faulty, submitt
         assert submitter.success(task_id).result == "as far as I came"
 
 
+@pytest.mark.parametrize("decides", [False, True])
+def test_the_result_of_a_body_that_caught_what_told_it_to_end_and_went_on_is_not_taken(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, caplog: pytest.LogCaptureFixture, decides: bool
+) -> None:
+    worker = Worker(faulty, drain_grace=0.01, drain_timeout=math.inf)
+    begun = threading.Event()
+
+    @worker.handler("k")
+    def skips(payload: Any, held: Lease) -> str:
+        begun.set()
+        skipped = 0
+        while skipped < 3:
+            try:
+                held.check()
+                threading.Event().wait(0.001)
+            except Exception:  # noqa: BLE001 - as such code does
+                skipped += 1
+        if decides:
+            held.complete("whole all the same")
+        return "all rows"
+
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        assert begun.wait(60)
+        worker.stop()
+        info = submitter.when(task_id, "success" if decides else "enqueued")
+    assert [run.outcome for run in info.history] == ["success" if decides else "release"]
+    warned = [record.getMessage() for record in caplog.records if "had raised 3 times" in record.getMessage()]
+    assert len(warned) == (0 if decides else 1)
+
+
 def test_bodies_that_end_within_the_grace_are_told_nothing(
     faulty: Faulty, submitter: Submitter, at_work: AtWork
 ) -> None:

@@ -203,11 +203,11 @@ def test_orders_arrive_while_it_drains(faulty: Faulty, submitter: Submitter, at_
             threading.Event().wait(0.001)
 
     with at_work(worker):
-        task_id = submitter.schedule("k", claim_timeout=2, heartbeat_timeout=2)
+        task_id = submitter.schedule("k", claim_timeout=10, heartbeat_timeout=10)
         assert begun.wait(60)
-        eventually(lambda: faulty.calls["claim"] == 2)
+        eventually(lambda: faulty.calls["claim"] >= 2)
         worker.stop()
-        eventually(lambda: faulty.calls["claim"] == 3)  # the stop has come through
+        eventually(lambda: faulty.calls["claim"] >= 3)  # the stop has come through
         submitter.client.cancel(task_id)
         assert submitter.when(task_id, "cancelled").status == "cancelled"
 

@@ -15,8 +15,8 @@ from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, S
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
-    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ClaimAnswer", "ClaimRequest", "ItemError",
-    "NewTaskItem", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer",
+    "STORE_HEADER", "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ClaimAnswer", "ClaimRequest",
+    "ItemError", "NewTaskItem", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer",
     "ScheduleRequest", "SettlementItem", "VacuumRequest", "VerdictsAnswer", "traceparent",
 ]  # fmt: skip
 
@@ -34,6 +34,7 @@ MAX_NESTING = 64
 MAX_NODES = 100_000  # arrays and objects in one value
 MAX_NODES_TOGETHER = 250_000  # in all values of a request
 REQUEST_HEADER = "leasekit-request"  # new for each try of a client; the answer has the same value
+STORE_HEADER = "leasekit-store"  # in each answer: the identity of the store that the server serves
 
 
 def _null() -> Raw:

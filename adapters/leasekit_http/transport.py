@@ -6,6 +6,8 @@ status, type or shape (of an ingress without a backend, a firewall, a captive po
 task ends because of it.
 Rule 3: an answer counts only for the request that it names. An answer that a middlebox delivers twice on a kept
 connection would otherwise be read as the answer to the next request, and acknowledge a heartbeat that never arrived.
+Rule 4: all addresses serve one store. An address that names another store counts as one that does not answer: the store
+there knows nothing of this client's leases, and would call them gone.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import contextlib
 import functools
 import importlib
 import itertools
+import logging
 import re
 import secrets
 import time
@@ -25,12 +28,14 @@ import httpx
 import msgspec
 
 from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable, Untrusted
-from leasekit.wire import REQUEST_HEADER, Problem
+from leasekit.wire import REQUEST_HEADER, STORE_HEADER, Problem
 from leasekit_http.way import Way, untrusted
 
 # Not by the first request: if another thread forks the process meanwhile, the child waits for ever for these imports.
 for _name in ("httpcore", "anyio._backends._asyncio"):
     importlib.import_module(_name)
+
+logger = logging.getLogger("leasekit")
 
 T = TypeVar("T")
 
@@ -59,6 +64,7 @@ class Transport:
         self._client: httpx.AsyncClient | None = None if self._socket else self._new_client()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tries: Iterator[str] = iter(())
+        self._stores = _Stores()
 
     async def post(
         self,
@@ -145,6 +151,7 @@ class Transport:
             with anyio.fail_after(timeout):
                 async with client.stream(method, url, content=body, headers=headers) as response:
                     _check_request(response, headers[REQUEST_HEADER])
+                    self._stores.check(base_url, response.headers.get(STORE_HEADER))
                     raw = await _read_body(response, at_most)
         except TimeoutError:
             raise Unavailable(f"{base_url} did not answer within {timeout:g} s") from None
@@ -180,6 +187,29 @@ class Transport:
         client = self._way.client(urls, socket=self._socket, limits=_LIMITS)
         client.headers = httpx.Headers(self._headers)
         return client
+
+
+class _Stores:
+    """The stores that the addresses of one service have named. They must be one: the addresses are nodes of it."""
+
+    def __init__(self) -> None:
+        self._store: str | None = None  # that of the first answer, until all addresses name another one
+        self._of_address: dict[str, str] = {}
+
+    def check(self, url: str, store: str | None) -> None:
+        """Raise `Unavailable` if this address serves another store than the others; None: the answer named none."""
+        if store is None:
+            return
+        is_news = self._of_address.get(url) != store
+        self._of_address[url] = store
+        if self._store is None or set(self._of_address.values()) == {store}:
+            self._store = store
+        if store != self._store:
+            others = ", ".join(other for other, its in self._of_address.items() if its == self._store)
+            says = f"{url} serves another store than {others}: give addresses of one service, or mend that server"
+            if is_news:
+                logger.error("%s", says)
+            raise Unavailable(says)
 
 
 def _check_request(response: httpx.Response, request: str) -> None:

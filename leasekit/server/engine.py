@@ -239,6 +239,11 @@ class Engine:
         """Return what waits of each of these kinds, given how many tasks of each wait."""
         return await self._read(lambda view: backlog.backlogs(view, waiting, now=self._clock.peek()))
 
+    @property
+    def store_id(self) -> str:
+        """The identity of the store, known once it is open."""
+        return self._store.id
+
     def space(self) -> Space | None:
         """Return the space that the store takes, if it has a file."""
         return self._store.space()

@@ -45,6 +45,7 @@ from leasekit.server.log_limit import LogLimit
 from leasekit.server.store import SharedStore, Store
 from leasekit.server.store.sqlite.lock import reserved
 from leasekit.server.store.urls import open_store
+from leasekit.wire import STORE_HEADER
 
 BODY_TIMEOUT = 30.0
 BODY_TIMEOUT_AT_STOP = 2.0  # for the bodies that are under way when the server stops
@@ -67,6 +68,7 @@ class Api(Router):
         engine.check_room = sending.check_room
         self.parts = Parts(engine, DisconnectWatch(), Metrics(engine), sending, BodyTimeouts(body_timeout))
         self.any_host = any_host
+        self.store_header = STORE_HEADER.encode(), engine.store_id.encode()
         operations = [*OPERATIONS, _OPENAPI]
         paths = dict.fromkeys(operation.path for operation in operations)
         routes = [_Route(self, path, [each for each in operations if each.path == path]) for path in paths]
@@ -99,6 +101,7 @@ class _Resource:
         async def send_and_count(message: Message) -> None:
             if message["type"] == "http.response.start":
                 echo_request_header(message, scope)
+                message["headers"] = [*message["headers"], self._api.store_header]
                 self._api.parts.metrics.count(self._path, scope["method"], message["status"])
             await send(message)
 

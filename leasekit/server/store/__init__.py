@@ -428,6 +428,8 @@ class Tx(View, Protocol):
 class Store(Protocol):
     """The storage of one engine's tasks."""
 
+    id: str = ""
+    """The identity of this store, which no other has; known once the store is open."""
     url: str | None = None
     """The URL of this store, valid in any working directory; None: the store exists in this process only."""
     retention: float = RETENTION

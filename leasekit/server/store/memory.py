@@ -2,6 +2,7 @@
 
 import bisect
 import threading
+import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
@@ -43,6 +44,7 @@ class MemoryStore(Store):
     """Tasks in the memory of one process; they outlive the engine that opened the store."""
 
     def __init__(self) -> None:
+        self.id = uuid.uuid4().hex
         self._tables = _Tables()
         self._lock = threading.Lock()
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import anyio
 import pytest
@@ -17,6 +17,7 @@ from leasekit.errors import ConfigError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
 from leasekit_http import HttpBackend, connect
 from leasekit_http.addresses import addresses
+from leasekit_http.transport import _Stores
 from tests.adapters.http.conftest import Meet, Stranger
 
 SERVE = "from leasekit.server.http.app import serve; serve('127.0.0.1', 0, 'memory:')"
@@ -237,6 +238,38 @@ async def test_a_claim_that_is_given_up_while_it_may_wait_says_nothing_against_i
         await backend.stats()
         over.set()
     assert asked == [b"/v1/claims", b"/v1/stats"]
+
+
+@pytest.mark.anyio
+async def test_a_server_of_another_store_counts_as_one_that_does_not_answer(
+    alive: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving() as (first, address):
+        async with connected(address, alive) as backend:
+            await backend.schedule([NewTask(kind="k", id="of-the-first-store")])
+            first.send_signal(signal.SIGKILL)
+            for _ in range(2):
+                with pytest.raises(Unavailable):  # not *gone*
+                    await backend.beat(STRANGER)
+                with pytest.raises(Unavailable):
+                    await backend.claim(["k"], limit=1, wait=0, claim_id="c")
+    says = f"http://{alive} serves another store than http://{address}:"
+    assert [record.levelname for record in caplog.records if says in record.getMessage()] == ["ERROR"]
+
+
+def test_addresses_that_all_moved_to_another_store_are_used_again() -> None:
+    stores = _Stores()
+    for url, store, is_used in [
+        ("a", "1", True),
+        ("b", None, True),  # as from a proxy whose server is away
+        ("b", "1", True),
+        ("b", "2", False),
+        ("a", "1", True),
+        ("a", "2", True),
+        ("b", "2", True),
+    ]:
+        with nullcontext() if is_used else pytest.raises(Unavailable):
+            stores.check(url, store)
 
 
 def test_a_client_takes_several_addresses(dead: str, alive: str) -> None:

@@ -110,6 +110,8 @@ class PostgresStore(SharedStore):
         try:
             with self._errors():
                 schema.check(self._connection(), where=self.where)
+            with self.view() as view:
+                ((self.id,),) = view.execute("SELECT id FROM leasekit.store")
         except BaseException:
             self.close()
             raise

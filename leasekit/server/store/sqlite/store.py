@@ -142,6 +142,7 @@ class SqliteStore(Store):
         with connection.begin():
             self.is_new = self._bring_up_to_date(connection)
         self._identity = identity or _give_identity(connection)
+        self.id = self._identity.id
         if self.is_new:
             logger.info("created a new store: %s", self._path)
         self._start = uuid.uuid4().hex

@@ -16,8 +16,8 @@ __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
     "STORE_HEADER", "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ClaimAnswer", "ClaimRequest",
-    "ItemError", "NewTaskItem", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer",
-    "ScheduleRequest", "SettlementItem", "VacuumRequest", "VerdictsAnswer", "traceparent",
+    "ItemError", "NewTaskItem", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest",
+    "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VacuumRequest", "VerdictsAnswer", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024

@@ -203,6 +203,7 @@ class _Overview:
     def picture(self) -> "RenderableType":
         """Return a table of the counts, a progress bar, and a table of the workers."""
         from rich.console import Group
+        from rich.padding import Padding
         from rich.progress_bar import ProgressBar
 
         kinds, workers = folded(self.document.kinds), self.document.workers
@@ -210,7 +211,8 @@ class _Overview:
             return "no tasks"
         total, ended, running = (sum(column) for column in zip(*map(_sums, kinds.values()), strict=True))
         said = f"{ended:,} of {total:,} ended, {running:,} claimed or running"
-        parts: list[RenderableType] = [counts_table(kinds), output.styled(said), ProgressBar(total, ended, width=40)]
+        bar = Padding(ProgressBar(total, ended, width=40), 0)  # the bar itself does not end its line
+        parts: list[RenderableType] = [counts_table(kinds), output.styled(said), bar]
         if workers:
             parts.append(workers_table(workers))
         return Group(*parts)

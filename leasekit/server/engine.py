@@ -332,12 +332,16 @@ class Engine:
             logger.warning("there is room again: new tasks are accepted")
 
     async def _consume(self) -> None:
+        fault: str | None = None
         while True:
             await asyncio.sleep(self._period)
+            was, fault = fault, None
             try:
                 await self.tick()
             except BackendError as error:
-                logger.warning("the consumer has failed and tries again: %s", error)
+                fault = str(error)
+                if fault != was:  # else it has been said: an outage is one line
+                    logger.warning("the consumer has failed and tries again: %s", fault)
             except Exception:
                 logger.exception("the consumer has failed and tries again")
 

@@ -14,7 +14,7 @@ from rich.console import Console
 import leasekit
 from leasekit import Client, NewTask, Unavailable
 from leasekit.cli import service
-from leasekit.cli.status import _Task
+from leasekit.cli.status import _Overview, _Task
 from leasekit.cli.workers import print_workers, workers_table
 from leasekit.task import Beat, Settlement, WorkerInfo
 from leasekit.testing import memory
@@ -111,6 +111,14 @@ def shown(client: Client, task_id: str, *, width: int = 80) -> list[str]:
     view.look()
     Console(file=page, width=width, highlight=False).print(view.picture())
     return [line.rstrip() for line in page.getvalue().splitlines()]
+
+
+def test_the_overview_ends_its_last_line_in_a_terminal(client: Client) -> None:
+    client.schedule("k")
+    view, page = _Overview(client), io.StringIO()
+    view.look()
+    Console(file=page, force_terminal=True, width=80).print(view.picture())
+    assert page.getvalue().endswith("\n")
 
 
 def test_each_failed_run_is_shown_with_its_error_wrapped_below_it(client: Client) -> None:

@@ -178,9 +178,10 @@ def serve(
 
 
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
-    async with _engine(store) as engine:
-        server = Server(Api(engine, any_host=insecure))
-        with _listen(host, port, insecure=insecure) as listener:
+    # The address first: if it is taken, no new store is left behind.
+    with _bind(host, port, insecure=insecure) as listener:
+        async with _engine(store) as engine:
+            server = Server(Api(engine, any_host=insecure))
             if store.is_new and store.url is not None:
                 path = store.url.removeprefix("sqlite:///")
                 write(
@@ -230,7 +231,8 @@ async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Ev
     await serving
 
 
-def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
+def _bind(host: str, port: int, *, insecure: bool) -> socket.socket:
+    """Return a socket with this address that does not listen yet: connections are refused until the store is open."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # The resolved address is bound, not the name: a name could resolve to another address the second time.
@@ -239,7 +241,16 @@ def _listen(host: str, port: int, *, insecure: bool) -> socket.socket:
                 f"{host} is open to other machines, and the server has neither authentication nor TLS yet: "
                 "use 127.0.0.1, or add --insecure if you trust every machine of the network"
             )
-        return socket.create_server(address, family=family)
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # socket adds "(while attempting to bind on …)"
         advice = "choose another --host or --port"

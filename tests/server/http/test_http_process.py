@@ -135,10 +135,11 @@ def test_a_store_of_an_unknown_kind_is_refused_without_its_password() -> None:
     assert "hunter2" not in refusal("--port", "0", "--store", "nosuch://user:hunter2@host/tasks")
 
 
-def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused_and_no_store_left_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert port in refusal("--port", port, "--store", f"sqlite:///{tmp_path}/tasks.db")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - that is what must be refused

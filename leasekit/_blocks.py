@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Coroutine
 from concurrent.futures import CancelledError
+from functools import partial
 from operator import methodcaller
 from types import TracebackType
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ import anyio
 
 from leasekit._driver.bridge import outcome
 from leasekit._driver.explaining.recorder import Story
-from leasekit._driver.keeping.held_lease import loss_reason
+from leasekit._driver.keeping.held_lease import HeldLease, loss_reason
 from leasekit._driver.reporting.outbox import Report
 from leasekit._leased_run import LeasedRun
 from leasekit.errors import LeaseLost
@@ -136,10 +137,16 @@ def _report(run: LeasedRun, error: BaseException | None) -> Report | None:
         if error is None or (isinstance(error, Exception) and not run.is_own_loss(error)):
             raise held.loss() from error
         return None
-    report = held.report_due = Report(settlement)
+    # A service that obeys stale reports must get none after the end of trust, though the block waits a little longer.
+    refuses_stale = connection.backend.capabilities.refuses_stale
+    report = held.report_due = Report(settlement, is_over=None if refuses_stale else partial(_is_over, held))
     connection.driver.call_soon(connection.keeper.settle, held, report)
     run.log_end(logging.DEBUG, settlement.outcome)
     return report
+
+
+def _is_over(held: HeldLease) -> bool:
+    return held.clock.now() >= held.term.trusted_until
 
 
 def _patience(run: LeasedRun) -> float:
@@ -156,6 +163,8 @@ def _conclude(run: LeasedRun, report: Report, verdict: Verdict | None, error: Ba
     After an error nothing is raised; but a service that obeys stale reports must not get one after the end of trust.
     """
     connection = run.connection
+    if verdict is not None and verdict.reason == "unreported":  # by the outbox, which has not sent it
+        verdict = None
     if verdict is not None and (error is not None or verdict.verdict != "gone"):
         return
     if error is not None and (connection is None or connection.backend.capabilities.refuses_stale):

@@ -1280,6 +1280,32 @@ def test_a_result_whose_block_was_told_of_its_loss_does_not_reach_a_service_that
     assert [event.verdict for event in of(Settled, events)] == ["gone"]
 
 
+def test_a_result_does_not_reach_a_service_that_obeys_stale_writes_while_its_block_still_waits(
+    client: Client, clock: FakeClock, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker may have the task: the block must not end well."""
+    monkeypatch.setattr(faulty, "capabilities", replace(faulty.capabilities, refuses_stale=False))
+    task = claimed(client, claim_timeout=6, heartbeat_timeout=6)
+    ended = threading.Event()
+
+    def end_the_outage() -> None:
+        eventually(lambda: faulty.calls["settle"])
+        clock.advance(Heartbeats().for_ttl(6).trust)
+        faulty.clear()
+        faulty.always("beat", faults.refuse)
+        let_pass_until(clock, ended.is_set)
+
+    other = meanwhile(end_the_outage)
+    try:
+        with pytest.raises(LeaseLost, match="could not be reported"), leasekit.lease(task) as held:
+            faulty.always("*", faults.refuse)
+            held.complete("late")
+    finally:
+        ended.set()
+        other.join()
+    assert info(client, task).result is None
+
+
 def test_a_fatal_failure_that_comes_too_late_does_not_reach_a_service_that_obeys_stale_writes(
     client: Client, clock: FakeClock, faulty: Faulty, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,12 +35,18 @@ Heard = Callable[["Verdict | Refused | None"], None]
 
 
 class Delivery:
-    """A settlement that is reported until it is answered."""
+    """A settlement that is reported until it is answered.
 
-    __slots__ = ("heard", "put_at", "put_off", "settlement", "spooled")
+    `is_over` says whether trust has ended, for a service that obeys stale reports: from then on it is not sent.
+    """
 
-    def __init__(self, settlement: Settlement, *, spooled: bool = False) -> None:
+    __slots__ = ("heard", "is_over", "put_at", "put_off", "settlement", "spooled")
+
+    def __init__(
+        self, settlement: Settlement, *, spooled: bool = False, is_over: Callable[[], bool] | None = None
+    ) -> None:
         self.settlement = settlement
+        self.is_over = is_over
         self.put_at = 0.0
         self.put_off = 0  # the number of answers *throttled* or *failed*
         self.spooled = spooled
@@ -48,7 +54,11 @@ class Delivery:
 
     def end(self, answer: Verdict | Refused | None) -> None:
         """Deliver the final answer (None: the outbox was closed first)."""
-        heard, self.heard = self.heard, None  # or lease and report would refer to each other for ever
+        heard, self.heard, self.is_over = (
+            self.heard,
+            None,
+            None,
+        )  # or lease and report would refer to each other for ever
         if heard is not None:
             heard(answer)
 
@@ -58,8 +68,8 @@ class Report(Delivery):
 
     __slots__ = ("answer",)
 
-    def __init__(self, settlement: Settlement) -> None:
-        super().__init__(settlement)
+    def __init__(self, settlement: Settlement, *, is_over: Callable[[], bool] | None = None) -> None:
+        super().__init__(settlement, is_over=is_over)
         self.answer: Answer[Verdict] = Answer()
 
     def end(self, answer: Verdict | Refused | None) -> None:
@@ -179,6 +189,10 @@ class Outbox:
 
     async def _report(self, batch: Sequence[Delivery]) -> None:
         """Try to report a batch once; settlements without an answer are tried again later."""
+        for report in batch:
+            if report.is_over is not None and report.is_over():
+                gone = Verdict(id=report.settlement.id, verdict="gone", reason="unreported")
+                self._end_with_answer(report, gone)
         batch = [report for report in batch if report in self._unanswered]  # the others were withdrawn
         if not batch:
             return

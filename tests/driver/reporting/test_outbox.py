@@ -72,6 +72,17 @@ async def test_a_report_is_answered_with_its_verdict(outbox: Outbox, faulty: Fau
     assert await answers(clock, [stale]) == ["gone"]
 
 
+async def test_a_report_is_not_repeated_once_its_lease_is_over(
+    outbox: Outbox, faulty: Faulty, clock: FakeClock
+) -> None:
+    [made] = await reports(faulty, 1)
+    report = Report(made.settlement, is_over=lambda: faulty.calls["settle"] > 0)
+    faulty.script("settle", faults.refuse)
+    outbox.put(report)
+    assert await answers(clock, [report]) == ["gone"]
+    assert (report.answer.result().reason, faulty.calls["settle"]) == ("unreported", 1)
+
+
 async def test_while_calls_are_under_way_the_next_batch_gathers(
     outbox: Outbox, faulty: Faulty, clock: FakeClock
 ) -> None:

@@ -4,6 +4,7 @@ There are two clients, because a long poll outlasts botocore's usual timeout (60
 nearly as long.
 """
 
+import io
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -37,7 +38,22 @@ class Call:
     operation: str
     params: Mapping[str, Any]
     leaving: Callable[[], object] | None = None
-    """Called when the request is about to leave: what it raises is raised, and the request does not leave."""
+    """Called when the request is about to leave: what it raises is raised, and the request does not leave.
+
+    It is called again once there is a connection, because the look-up of a host can take half a minute.
+    """
+
+
+class _Body(io.BytesIO):
+    """A request's body, which asks before it is sent; the service takes no request whose body is missing."""
+
+    def __init__(self, body: bytes, leaving: Callable[[], object]) -> None:
+        super().__init__(body)
+        self._leaving = leaving
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._leaving()
+        return super().read(size)
 
 
 class BotoClients:
@@ -116,10 +132,12 @@ class BotoClients:
         client.meta.events.register("before-send", self._ask_before_leaving)
         return client
 
-    def _ask_before_leaving(self, **_: Any) -> None:
+    def _ask_before_leaving(self, request: Any, **_: Any) -> None:
         """Ask whether a request may still leave, now that it is signed: new credentials may have taken a minute."""
         if (leaving := self._sending.call.leaving) is not None:
             leaving()
+            if isinstance(request.body, bytes):
+                request.body = _Body(request.body, leaving)
 
 
 def credentials_of(client: Any) -> Any:

@@ -61,6 +61,8 @@ def meaning(error: Exception) -> BackendError:
     says = f"{type(error).__name__}: {str(error)[:_LONGEST]}"
     if isinstance(error, BackendError):
         return error
+    if isinstance(error, boto.HTTPClientError) and isinstance(within := error.kwargs.get("error"), BackendError):
+        return within  # raised while botocore sent the request
     if isinstance(error, boto.ClientError):
         return _meaning_of_answer(error)
     if isinstance(error, _CREDENTIALS):

@@ -158,6 +158,10 @@ class SqsBackend:
         return [verdicts[position] for position in range(len(beats))]
 
     def _beat_verdict(self, receipt: Receipt, grant: int, asked_at: float, error: BackendError | None) -> Verdict:
+        if isinstance(error, Gone) and error.reason == "unknown" and receipt.deleted_as is not None:
+            # The deletion was applied, and its answer lost: while this lease lasted, no other worker had the message.
+            self.receipts.settled(receipt, receipt.deleted_as)
+            return _gone(receipt.id, "settled")
         if error is not None:
             return self._failure_of_beat(receipt, error)
         # SQS answers success too if the message had become visible before the request came, and hides nothing.

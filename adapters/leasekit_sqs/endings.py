@@ -10,7 +10,9 @@
 Rule 1: a give-back is sent only while no other receiver can have the message when the call arrives, because SQS lets an
         old handle hide or show a message that another receiver holds. So a give-back without delay whose answer was
         lost is not repeated.
-Rule 2: a give-back waits for all heartbeats under way, because a heartbeat that arrived later would hide the message.
+Rule 2: a deletion or copy that was asked for in time leaves in time, or never: at its end, the block is told that the
+        lease is lost. A report that comes late, which no block waits for, is sent all the same: the work is done.
+Rule 3: a give-back waits for all heartbeats under way, because a heartbeat that arrived later would hide the message.
 """
 
 import asyncio
@@ -53,8 +55,10 @@ class Endings:
         returned = [one for one in endings if one.settlement.outcome in ("retry", "release", "crash")]
         in_dlq = [one for one in endings if one.settlement.outcome == "fatal"]
         deleted = [one for one in endings if one.settlement.outcome in ("success", "cancelled")]
-        parts = (returned, in_dlq, deleted)
-        found = await asyncio.gather(self._give_back(returned), self._move_to_dlq(in_dlq), self._delete(deleted))
+        parts, now = (returned, in_dlq, deleted), self._clock()
+        found = await asyncio.gather(
+            self._give_back(returned), self._move_to_dlq(in_dlq, now), self._delete(deleted, now)
+        )
         became = {
             id(one): error
             for part, errors in zip(parts, found, strict=True)
@@ -62,8 +66,13 @@ class Endings:
         }
         return [became[id(one)] for one in endings]
 
-    async def _delete(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        items = [Item(one.receipt.url, {"ReceiptHandle": one.receipt.handle}) for one in endings]
+    async def _delete(self, endings: Sequence[Ending], asked_at: float) -> list[BackendError | None]:
+        for one in endings:
+            one.receipt.deleted_as = one.settlement.outcome
+        items = [
+            Item(one.receipt.url, {"ReceiptHandle": one.receipt.handle}, leaves_by=one.receipt.reports_until(asked_at))
+            for one in endings
+        ]
         return await in_batches(self._calls, "delete_message_batch", items)
 
     async def _give_back(self, endings: Sequence[Ending]) -> list[BackendError | None]:
@@ -103,15 +112,15 @@ class Endings:
             receipt.returned_until = min(give_back_until(now, wait), receipt.until)
         return error
 
-    async def _move_to_dlq(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        became = dict(enumerate(await self._copy(endings)))
+    async def _move_to_dlq(self, endings: Sequence[Ending], asked_at: float) -> list[BackendError | None]:
+        became = dict(enumerate(await self._copy(endings, asked_at)))
         copied = [n for n, error in became.items() if error is None and endings[n].receipt.in_dlq]
         partial = [n for n, error in became.items() if error is None and not endings[n].receipt.in_dlq]
-        became.update(zip(copied, await self._delete([endings[n] for n in copied]), strict=True))
+        became.update(zip(copied, await self._delete([endings[n] for n in copied], asked_at), strict=True))
         became.update(zip(partial, await self._give_back([endings[n] for n in partial]), strict=True))
         return [became[n] for n in range(len(endings))]
 
-    async def _copy(self, endings: Sequence[Ending]) -> list[BackendError | None]:
+    async def _copy(self, endings: Sequence[Ending], asked_at: float) -> list[BackendError | None]:
         """Copy messages to the dead-letter queue, each once; warn if their queue has none.
 
         A message whose attributes are not known is not copied, and not marked as `in_dlq`.
@@ -129,7 +138,7 @@ class Endings:
                 became[n] = None
                 _warn_of_return(receipt)
             elif dead_letter_queue is not None and receipt.message is not None:
-                items.append((n, _copy_of(one, dead_letter_queue)))
+                items.append((n, _copy_of(one, dead_letter_queue, receipt.reports_until(asked_at))))
             else:
                 became[n] = None
                 self._warn_of_deletion(one)
@@ -165,7 +174,7 @@ def _warn_of_return(receipt: Receipt) -> None:
     )
 
 
-def _copy_of(ending: Ending, dead_letter_queue: str) -> Item:
+def _copy_of(ending: Ending, dead_letter_queue: str, leaves_by: float) -> Item:
     receipt = ending.receipt
     entry = sent_on(receipt.message or {}, receipt.id, ending.settlement.error)
     is_fifo = dead_letter_queue.endswith(".fifo")
@@ -173,4 +182,4 @@ def _copy_of(ending: Ending, dead_letter_queue: str) -> Item:
         entry["MessageGroupId"] = group
     if is_fifo:
         entry["MessageDeduplicationId"] = sha256(receipt.handle.encode()).hexdigest()
-    return Item(dead_letter_queue, entry, size=size_of(entry))
+    return Item(dead_letter_queue, entry, size=size_of(entry), leaves_by=leaves_by)

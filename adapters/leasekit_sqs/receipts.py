@@ -36,9 +36,9 @@ class Receipt:
     """A received message: `handle` is the token of its lease."""
 
     __slots__ = (
-        "attempt", "group", "handle", "has_all_attributes", "has_queues_timeout", "id", "in_dlq", "is_kept",
-        "message", "outcome", "polled_for", "received_at", "retry", "returned_for", "returned_until", "returns_until",
-        "settles", "under_way", "until", "url", "warned",
+        "attempt", "deleted_as", "group", "handle", "has_all_attributes", "has_queues_timeout", "id", "in_dlq",
+        "is_kept", "message", "outcome", "polled_for", "received_at", "retry", "returned_for", "returned_until",
+        "returns_until", "settles", "under_way", "until", "url", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Receipt:
         self.has_all_attributes = True  # False: its receive was not observed, and may not have asked for all
         self.has_queues_timeout = False  # its receive was observed, and did not say for how long to hide it
         self.outcome: Outcome | None = None  # set once it is settled
+        self.deleted_as: Outcome | None = None  # set once its deletion may have been applied
         self.in_dlq = False  # a copy of it is in the dead-letter queue
         # Set if a give-back may have been applied: no other receiver can have the message before this instant.
         self.returned_until: float | None = None
@@ -91,6 +92,10 @@ class Receipt:
         margin = Heartbeats().for_ttl(ttl).margin
         self.until = seen_at + margin
         self.returns_until = seen_at + margin / 2
+
+    def reports_until(self, asked_at: float) -> float:
+        """Return until when a deletion that is asked for at `asked_at` may leave: without end if the lease was over."""
+        return self.until if asked_at < self.until else math.inf
 
     def left(self, now: float) -> float:
         """Return the seconds that are left of the twelve hours for which SQS lets a message be held."""

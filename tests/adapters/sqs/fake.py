@@ -314,12 +314,16 @@ class Fake:
 
             def do_POST(self) -> None:
                 operation = self.headers["X-Amz-Target"].rpartition(".")[2]
-                params = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = self.rfile.read(length := int(self.headers["Content-Length"]))
+                if len(body) < length:  # the caller has closed the connection instead
+                    self.close_connection = True
+                    return
+                params = json.loads(body)
                 try:
                     self._answer(200, json.dumps(fake.handle(operation, params)).encode())
                 except Answer as answer:
-                    body = {"__type": f"com.amazonaws.sqs#{answer.code}", "message": answer.message}
-                    raw = json.dumps(body).encode() if answer.raw is None else answer.raw
+                    error = {"__type": f"com.amazonaws.sqs#{answer.code}", "message": answer.message}
+                    raw = json.dumps(error).encode() if answer.raw is None else answer.raw
                     self._answer(answer.status, raw, code=answer.code)
                 except Lost:
                     self.close_connection = True

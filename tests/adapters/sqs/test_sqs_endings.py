@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -268,6 +269,22 @@ async def test_a_deletion_whose_answer_was_lost_is_repeated(connected: Connect, 
     assert message(aws).deleted
 
 
+@pytest.mark.parametrize("outcome", ["success", "fatal"])
+async def test_a_beat_tells_of_a_deletion_with_a_lost_answer(connected: Connect, aws: Fake, outcome: Outcome) -> None:
+    """So its block ends without `LeaseLost`, though SQS answers none of its deletions."""
+    backend = connected()
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    (task,) = await received(backend, aws)
+    aws.lose(DELETE, applied=True)
+    aws.lose(DELETE, applied=True)
+    assert (await ended(backend, task, outcome)).verdict == "failed"
+    (verdict,) = await backend.beat([Beat(id=task.id, token=task.token)])
+    assert (verdict.verdict, verdict.reason) == ("gone", "settled")
+    assert (await ended(backend, task, outcome)).verdict == "settled"
+    assert len(aws.asked(DELETE)) == 1
+
+
 async def test_a_release_whose_answer_was_lost_does_not_show_the_message_that_another_holds(
     connected: Connect, aws: Fake
 ) -> None:
@@ -457,31 +474,42 @@ async def test_a_give_back_that_could_arrive_too_late_does_not_leave(
     assert (await ended(backend, task, "release")).verdict == verdict
 
 
-@pytest.fixture
-def signing(_aws: tuple[Fake, BotoClients]) -> Iterator[Callable[[float], None]]:
-    """Have the signature of requests take so many seconds, as when credentials are fetched from a service."""
+@pytest.fixture(params=["credentials", "host"])
+def delay(
+    request: pytest.FixtureRequest, _aws: tuple[Fake, BotoClients], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[float], None]]:
+    """Have the next call wait so long for credentials before it is signed, or for the look-up of its host."""
     aws, clients = _aws
-    events, took = clients._client(is_poll=False).meta.events, [0.0]
+    events, waits, look_up = clients._client(is_poll=False).meta.events, [0.0], socket.getaddrinfo
 
-    def sign(**_: Any) -> None:
-        aws.now += took[0]
+    def wait(*args: Any, **more: Any) -> Any:
+        aws.now += waits.pop() if waits else 0.0
+        return look_up(*args, **more) if args else None
 
-    events.register("before-sign", sign)
-    yield partial(took.__setitem__, 0)
-    events.unregister("before-sign", sign)
+    def set_up(seconds: float) -> None:
+        clients.close()  # the next call opens a connection
+        waits[:] = [seconds]
+
+    if request.param == "host":
+        monkeypatch.setattr(socket, "getaddrinfo", wait)
+        yield set_up
+    else:
+        events.register("before-sign", wait)
+        yield set_up
+        events.unregister("before-sign", wait)
 
 
 @pytest.mark.parametrize("outcome", ["retry", "release"])
-async def test_a_give_back_that_waited_for_credentials_does_not_leave_too_late(
-    connected: Connect, aws: Fake, signing: Callable[[float], None], outcome: Outcome
+async def test_a_give_back_that_waited_does_not_leave_too_late(
+    connected: Connect, aws: Fake, delay: Callable[[float], None], outcome: Outcome
 ) -> None:
     """It would show a message that another worker has received meanwhile."""
     backend = connected(ttl=30)
     (task,) = await received(backend, aws)
-    signing(28.0)
+    delay(28.0)
     assert (await ended(backend, task, outcome, retry_after=10.0)).verdict == "settled"
     (task,) = await received(backend, aws)
-    signing(29.0)
+    delay(29.0)
     verdict = await ended(backend, task, outcome, retry_after=10.0)
     assert (verdict.verdict, len(aws.asked(CHANGE))) == ("failed", 1)
     assert "could not leave in time" in (verdict.reason or "")
@@ -489,15 +517,41 @@ async def test_a_give_back_that_waited_for_credentials_does_not_leave_too_late(
     assert (verdict.verdict, verdict.reason) == ("gone", "expired")
 
 
-async def test_a_beat_that_waited_for_credentials_does_not_leave_too_late(
-    connected: Connect, aws: Fake, signing: Callable[[float], None]
+async def test_a_beat_that_waited_does_not_leave_too_late(
+    connected: Connect, aws: Fake, delay: Callable[[float], None]
 ) -> None:
     """It would hide the message of another worker for the ttl of this one, which may be shorter."""
     backend = connected(ttl=30)
     (task,) = await received(backend, aws)
-    signing(30.0)
+    delay(30.0)
     assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "failed"
     assert not aws.asked(CHANGE)
+
+
+@pytest.mark.parametrize("outcome", ["success", "fatal"])
+async def test_a_deletion_that_waited_does_not_leave_when_the_lease_is_over(
+    connected: Connect, aws: Fake, delay: Callable[[float], None], outcome: Outcome
+) -> None:
+    """Its block is told by then that the lease is lost, and that the message comes again."""
+    backend = connected(ttl=30)
+    (task,) = await received(backend, aws)
+    delay(30.0)
+    verdict = await ended(backend, task, outcome)
+    assert (verdict.verdict, aws.asked(DELETE)) == ("failed", [])
+    assert (await ended(backend, task, outcome)).verdict == "settled"  # a report that no block waits for
+
+
+async def test_a_copy_that_waited_does_not_leave_when_the_lease_is_over(
+    connected: Connect, aws: Fake, delay: Callable[[float], None]
+) -> None:
+    backend = connected(ttl=30)
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    first, second = await received(backend, aws, 2)
+    await ended(backend, first, "fatal")  # the dead-letter queue is known
+    delay(30.0)
+    verdict = await ended(backend, second, "fatal")
+    assert (verdict.verdict, len(aws.queues["dead"].messages)) == ("failed", 1)
 
 
 @pytest.mark.parametrize("outcome", ["success", "retry", "release", "fatal"])

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
@@ -39,12 +40,21 @@ class DaemonThreads(Executor):
             except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
                 future.set_exception(error)
 
-        self._calls.put(run)
         if len(self._threads) < self._count:
-            thread = threading.Thread(target=_run_all, args=(self._calls,), name=self._name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._start_thread()
+        self._calls.put(run)
         return future
+
+    def _start_thread(self) -> None:
+        """Start one more thread; if the system has none to give, those that there are do the work."""
+        thread = threading.Thread(target=_run_all, args=(self._calls,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
         """End the threads after the calls that were queued before."""
@@ -60,6 +70,9 @@ class DaemonThreads(Executor):
 
 
 def _run_all(calls: _Calls) -> None:
-    with LogThread():  # reads of a store may log each statement, and their callers must not wait for the log
+    with ExitStack() as stack:
+        with suppress(RuntimeError):  # the system has no thread to give: then this one writes the log
+            # Reads of a store may log each statement, and their callers must not wait for the log.
+            stack.enter_context(LogThread())
         while (run := calls.get()) is not None:
             run()

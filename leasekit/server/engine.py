@@ -135,14 +135,14 @@ class Engine:
         self._started_at = self._clock.peek()
         try:
             await self.tick()
+            if self.neighbours is not None:
+                self.neighbours.start()  # fails if the system has no thread to give
         except BaseException:
             await self.commit.stop()
             raise
         self._readers = DaemonThreads(_READERS, name="leasekit-reader")
         self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
         self._sweeping = asyncio.create_task(self.sweeper.run(), name="leasekit-sweeper")
-        if self.neighbours is not None:
-            self.neighbours.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -1,16 +1,19 @@
 """Nodes that reach PostgreSQL through PgBouncer in transaction mode, where each transaction has another session."""
+# pyright: reportPrivateUsage=false
 
 import asyncio
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from typing import cast
 
 import psycopg
 import pytest
 
 from leasekit.errors import Unavailable
 from leasekit.server.engine import Engine
+from leasekit.server.store.postgres.session import PostgresSession
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import NewTask, Settlement
 from tests.postgres_server import PostgresServer, free_port
@@ -79,3 +82,37 @@ async def test_prepared_statements_behind_a_pooler_are_an_error_that_says_what_t
 
     with pytest.raises(Unavailable, match=r"add \?prepare=off to the URL"):
         await use()
+
+
+def test_a_session_never_runs_a_statement_that_another_client_has_prepared(pooled: str) -> None:
+    store = PostgresStore(pooled)
+    one, two = store._connect(), store._connect()
+
+    def run(connection: psycopg.Connection[tuple[str]], query: bytes) -> tuple[str] | None:
+        return connection.execute(query, prepare=True).fetchone()
+
+    for connection, query in ((one, b"SELECT 'of one'"), (two, b"SELECT 'of two'")):
+        connection.execute("BEGIN")  # so that each has a session of its own
+        assert run(connection, query) == (query.decode().split("'")[1],)
+    one.execute("COMMIT")
+    two.execute("COMMIT")
+    one.execute("BEGIN")  # in the session that was used last: that of `two`
+    with pytest.raises(psycopg.errors.InvalidSqlStatementName):
+        run(one, b"SELECT 'of one'")
+    one.close()
+    two.close()
+
+
+def test_messages_that_come_through_a_pooler_are_not_kept(pooled: str) -> None:
+    store = PostgresStore(pooled, prepare=False)
+    store.open()
+    with store.view() as view:
+        for connection in (store._connection(), cast("PostgresSession", view._session).connection):
+            connection.execute("LISTEN leasekit")  # as a listener did, in a session that a pooler gives to others
+            connection.execute("NOTIFY leasekit, 'x'")
+    with store.transaction(), store.view():
+        pass
+    for connection in (store._connection(), *store._idle):
+        connection.execute("SELECT 1")
+        assert not connection._notifies_backlog
+    store.close()

@@ -1,8 +1,10 @@
 """Several engines over one PostgreSQL database: what one node does, the others see and do not repeat."""
+# pyright: reportPrivateUsage=false
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import psycopg
@@ -10,10 +12,11 @@ import pytest
 
 from leasekit.errors import ConfigError, Unavailable
 from leasekit.server.engine import Engine
+from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, NewTask, Settlement, Task
 from tests.postgres_server import PostgresServer
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 
@@ -133,13 +136,18 @@ async def test_the_counts_are_those_of_all_nodes_also_of_those_that_are_gone(url
             assert (await node.stats()).kinds == {"k": {"new": number + 1}}
 
 
-@pytest.mark.parametrize(("name", "value"), [("synchronous_commit", "off"), ("client_encoding", "SQL_ASCII")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("synchronous_commit", "off"), ("client_encoding", "SQL_ASCII"), ("array_nulls", "off")]
+)
 async def test_what_a_database_has_set_loses_nothing(url: str, name: str, value: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE leasekit_tests SET {name} = {value}".encode())
         try:
             async with Engine(PostgresStore(url)) as node:
                 answers = [(await node.schedule([NewTask(kind="k", dedupe_key="é")]))[0] for _ in range(2)]
+                await node.schedule([NewTask(kind="k", collection=name) for name in ("a", None)])
+                named = (await node.list_tasks(limit=2, newest=True)).tasks
+                assert [task.collection for task in named] == [None, "a"]
             store = PostgresStore(url)
             store.open()
             with store.transaction() as tx:
@@ -167,3 +175,74 @@ async def test_a_database_that_cannot_keep_all_texts_is_refused(postgres: Postgr
         PostgresStore(url).migrate()
     with pytest.raises(ConfigError, match=f"has the encoding {encoding}"):
         PostgresStore(url).open()
+
+
+async def test_a_function_of_another_role_is_never_called(url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA other")
+        connection.execute(
+            "CREATE FUNCTION other.unnest(text[]) RETURNS SETOF text LANGUAGE plpgsql AS 'BEGIN RAISE ''called''; END'"
+        )
+        connection.execute("ALTER DATABASE leasekit_tests SET search_path = other")
+        try:
+            async with Engine(PostgresStore(url)) as node:
+                await node.schedule([NewTask(kind="k", id="t")])
+                assert [task.id for task in await taken(node)] == ["t"]
+                assert [task.id for task in (await node.list_tasks(limit=1)).tasks] == ["t"]
+        finally:
+            connection.execute("ALTER DATABASE leasekit_tests RESET search_path")
+            connection.execute("DROP SCHEMA other CASCADE")
+
+
+async def test_a_read_does_not_fail_because_the_database_has_ended_idle_connections(url: str) -> None:
+    async with Engine(PostgresStore(url)) as node:
+        await node.stats()
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE application_name = 'leasekit' AND state = 'idle'"
+            )
+        assert (await node.stats()).kinds == {}
+
+
+async def test_tables_that_are_gone_are_an_outage(url: str) -> None:
+    async with Engine(PostgresStore(url)) as node:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ALTER SCHEMA leasekit RENAME TO away")
+            try:
+                with pytest.raises(Unavailable, match="has lost its tables"):
+                    await node.schedule([NewTask(kind="k")])
+                with pytest.raises(Unavailable, match="has lost its tables"):
+                    await node.stats()
+                assert "has lost its tables" in (await node.ready() or "")
+            finally:
+                connection.execute("ALTER SCHEMA away RENAME TO leasekit")
+        await node.schedule([NewTask(kind="k")])
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+def test_migrations_that_start_together_go_one_after_another(postgres: PostgresServer, isolation: str) -> None:
+    url = postgres.new_database()
+    count = 3
+    with psycopg.connect(url, autocommit=True) as connection, ThreadPoolExecutor(count) as threads:
+        connection.execute(
+            f"ALTER DATABASE {connection.info.dbname} SET default_transaction_isolation = '{isolation}'".encode()
+        )
+        connection.execute("SELECT pg_advisory_lock(%s)", (schema._LOCK,))
+        made = [threads.submit(PostgresStore(url).migrate) for _ in range(count)]
+        waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        eventually(lambda: len(connection.execute(waiting).fetchall()) == count, "all wait for the lock")
+        connection.execute("SELECT pg_advisory_unlock(%s)", (schema._LOCK,))
+        assert sorted(versions.result() for versions in made) == [[], [], [1]]
+
+
+def test_two_connections_never_give_statements_the_same_name(url: str) -> None:
+    names: list[set[str]] = []
+    for _ in range(2):
+        store = PostgresStore(url)
+        store.open()
+        with store.transaction() as tx:
+            names.append({name for (name,) in tx.execute("SELECT name FROM pg_prepared_statements")})
+        store.close()
+    assert all(names)
+    assert not names[0] & names[1]

@@ -25,7 +25,7 @@ _WAIT = "3s"  # for a lock that a migration needs: all requests would wait behin
 def found(connection: Connection) -> int:
     """Return the version of the tables in a database; 0: there are none."""
     with connection.transaction():
-        if connection.execute("SELECT to_regclass('leasekit.version')").fetchone() == (None,):
+        if connection.execute("SELECT pg_catalog.to_regclass('leasekit.version')").fetchone() == (None,):
             return 0
         row = connection.execute("SELECT max(number) FROM leasekit.version").fetchone()
     return int(row[0] or 0) if row else 0
@@ -84,6 +84,9 @@ def migrate(connection: Connection) -> list[int]:
 
 def _step(connection: Connection) -> int | None:
     with connection.transaction():
+        # Each statement sees what the migration before has made, also where another isolation is the default.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        connection.execute("SET LOCAL search_path = pg_catalog")
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         connection.execute(f"SET LOCAL lock_timeout = '{_WAIT}'")
         if connection.execute("SELECT to_regnamespace('leasekit')").fetchone() == (None,):

@@ -6,6 +6,7 @@ statement, or before the commit.
 
 import math
 import re
+import secrets
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any, TypeVar, cast
@@ -32,6 +33,18 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """
 
     patience = math.inf
+
+    def name_statements(self) -> None:
+        """Give the prepared statements of this connection names that no other connection uses.
+
+        A pooler may give a transaction the session in which another client has prepared statements. By the names that
+        psycopg gives, this client would run one of those in place of its own; by unknown ones it fails.
+        """
+        self._prepared._prepared_idx = secrets.randbits(60)  # pyright: ignore[reportPrivateUsage]
+
+    def drop_messages(self) -> None:
+        """Forget messages that come: psycopg would keep them, and a pooler sends those of a session that listened."""
+        self.add_notify_handler(lambda _: None)
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **options: Any) -> _T:
         try:

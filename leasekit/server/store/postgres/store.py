@@ -42,6 +42,9 @@ _DEFAULTS = {
 # statistics, would scan them. So the plan for any values serves as well as one for these, and is made once.
 _PLANS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 _SETTINGS = {
+    # Else a function that another role has made in a schema of the path may be called in place of PostgreSQL's own.
+    "search_path": "pg_catalog",
+    "array_nulls": "on",  # parameters are arrays in which `null` is no text
     "lock_timeout": "2s",
     "idle_in_transaction_session_timeout": "5s",
     "plan_cache_mode": "force_generic_plan",
@@ -49,25 +52,35 @@ _SETTINGS = {
 }
 # What is acknowledged must be on the disk, also if the role or the database says that it need not be.
 _DURABLE = (
-    "set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)"
+    "pg_catalog.set_config('synchronous_commit',"
+    " coalesce(nullif(pg_catalog.current_setting('synchronous_commit'), 'off'), 'on'), true)"
 )
 # A node that stops while it is sent rows leaves its session active, not idle. Only servers on Linux can end that.
-_READ_BY_THEN = "set_config('tcp_user_timeout', CASE WHEN strpos(version(), 'linux') > 0 THEN '5s' ELSE '0' END, true)"
-_SET = [*(f"set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()), _DURABLE, _READ_BY_THEN]
+_READ_BY_THEN = (
+    "pg_catalog.set_config('tcp_user_timeout',"
+    " CASE WHEN pg_catalog.strpos(pg_catalog.version(), 'linux') > 0 THEN '5s' ELSE '0' END, true)"
+)
+_SET = [
+    *(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()),
+    *(_DURABLE, _READ_BY_THEN),
+]
 _READ = f"""
 SELECT {", ".join(_SET)},
-    extract(epoch FROM clock_timestamp())::float8, store.correction, store.gained, last.boot_id, last.boot, last.seen,
-    (SELECT max(seen) FROM leasekit.node WHERE id <> %s AND NOT has_left)
+    extract(epoch FROM pg_catalog.clock_timestamp())::float8, store.correction, store.gained,
+    last.boot_id, last.boot, last.seen,
+    (SELECT pg_catalog.max(seen) FROM leasekit.node WHERE id <> %s AND NOT has_left)
 FROM leasekit.store LEFT JOIN (SELECT * FROM leasekit.node ORDER BY seen DESC LIMIT 1) AS last ON true
 """  # noqa: S608
 _VIEW = "; ".join(
     [
         "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+        "SET LOCAL search_path = pg_catalog",
         *(f"SET LOCAL {name} = {value}" for name, value in _PLANS.items()),
     ]
 )
 _CONTENTION = (errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation)
 _OURS = (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError)
+_MISSING = (errors.UndefinedTable, errors.InvalidSchemaName)
 _UNPREPARED = (errors.DuplicatePreparedStatement, errors.InvalidSqlStatementName)
 _DEMOTED = errors.ReadOnlySqlTransaction
 
@@ -169,19 +182,35 @@ class PostgresStore(SharedStore):
 
     @contextmanager
     def view(self) -> Generator[PostgresView]:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
+        connection: Connection | None = None
         is_whole = False
         try:
             with self._errors(of_writer=False):
-                connection = connection or self._connect(_PATIENCE_OF_READERS)
-                connection.execute(_VIEW.encode())
+                connection = self._reader()
                 yield PostgresView(PostgresSession(connection))
                 connection.execute("COMMIT")
                 is_whole = True
         finally:
             if connection is not None and not (is_whole and self._keep(connection)):
                 connection.close()
+
+    def _reader(self) -> Connection:
+        """Return a connection with a snapshot. One that was kept may have ended meanwhile: then it is a new one."""
+        with self._lock:
+            kept = self._idle.pop() if self._idle else None
+        if kept is not None:
+            with contextlib.suppress(psycopg.OperationalError):
+                return _with_snapshot(kept)
+            self._close_idle()  # they have most likely ended too
+        connection = self._connect(_PATIENCE_OF_READERS)
+        connection.drop_messages()
+        return _with_snapshot(connection)
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
     def _keep(self, connection: Connection) -> bool:
         with self._lock:
@@ -228,21 +257,20 @@ class PostgresStore(SharedStore):
             with contextlib.suppress(psycopg.Error):
                 self._writer.execute("UPDATE leasekit.node SET has_left = true WHERE id = %s", (self.node.id,))
         self._disconnect()
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self._close_idle()
         self._block = Block()
 
     def _connection(self) -> Connection:
         if self._writer is None:
             self._writer = self._connect(_PATIENCE)
+            self._writer.drop_messages()
         return self._writer
 
     def _connect(self, patience: float = math.inf) -> Connection:
         dsn = conninfo.make_conninfo(**self._options)
         connection = Connection.connect(dsn, autocommit=True, prepare_threshold=5 if self._prepare else None)
         connection.patience = patience
+        connection.name_statements()
         return connection
 
     @contextmanager
@@ -270,6 +298,10 @@ class PostgresStore(SharedStore):
             ) from error
         except errors.InsufficientPrivilege as error:
             raise Unavailable(f"the user of {self.where} lacks rights: {_text(error)}") from error
+        except _MISSING as error:
+            raise Unavailable(
+                f"{self.where} has lost its tables: restore them from a backup ({_text(error)})"
+            ) from error
         except _OURS:
             raise  # bad values, or a bug of leasekit; the database itself is fine
         except psycopg.Error as error:
@@ -281,6 +313,15 @@ class PostgresStore(SharedStore):
         connection, self._writer = self._writer, None
         if connection is not None:
             connection.close()
+
+
+def _with_snapshot(connection: Connection) -> Connection:
+    try:
+        connection.execute(_VIEW.encode())
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _where(given: Mapping[str, Any]) -> str:

@@ -191,8 +191,8 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             theirs.terminate(pool, signal)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 - Celery's signature
-        """Deal with a time limit as Celery does, unless the task has no lease yet, or has ended: see `on_failure`."""
-        if soft or not (self._has_ended or self._waits_for_lease()):
+        """Deal with a time limit as Celery does, unless the task has ended, or is delivered again: see `on_failure`."""
+        if soft or not (self._has_ended or self._outlives_limit()):
             super().on_timeout(soft, timeout)
 
     def on_failure(self, exc_info: Any, *, return_ok: bool = False, **options: Any) -> Any:
@@ -201,14 +201,15 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             self._note, lost_at, has_ended = self._find_note() or (None, math.inf, False)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
             self._ended_by = repr(error)
-            if isinstance(error, TimeLimitExceeded) and self._waits_for_lease():
-                logger.warning("task %s is delivered again: its time limit was over before it had a lease", self.id)
-                exc_info = _as_raised(Reject("it has no lease", requeue=True))
-            elif isinstance(error, TimeLimitExceeded) and has_ended:
+            if isinstance(error, TimeLimitExceeded) and has_ended:
                 what = "has ended, and its time limit was over before its lease was settled: it may run again"
                 logger.warning("task %s %s", self.id, what)
                 self._has_ended = True
                 exc_info = _as_raised(Ignore())
+            elif isinstance(error, TimeLimitExceeded) and self._outlives_limit():
+                what = "while its worker was shut down" if state.should_terminate else "before it had a lease"
+                logger.warning("task %s is delivered again: its time limit was over %s", self.id, what)
+                exc_info = _as_raised(Reject(f"its time limit was over {what}", requeue=True))
             self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
             if isinstance(error, WorkerLostError) and (why := self._explain_loss(lost_at)) is not None:
                 what = "is delivered again" if self.task.acks_late else "has failed"
@@ -229,9 +230,14 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
                 if request.id == self.id:
                     state.requests[self.id] = request
 
-    def _waits_for_lease(self) -> bool:
-        """Return whether the task has not begun, for lack of a lease, and its message can be delivered again."""
-        return notes is not None and self._is_leased and self.task.acks_late and self._find_note() is None
+    def _outlives_limit(self) -> bool:
+        """Return whether the message of this task is delivered again after a hard time limit.
+
+        Either the task has not begun, for lack of a lease, or the worker is being shut down: then Celery would
+        acknowledge the message, and store no result.
+        """
+        can_come_again = notes is not None and self._is_leased and self.task.acks_late
+        return can_come_again and (bool(state.should_terminate) or self._find_note() is None)
 
     def _find_note(self) -> tuple[_Note, float, bool] | None:
         assert notes is not None  # noqa: S101 - callers look

@@ -17,10 +17,12 @@ main process reports the end of a run that cannot report it itself (`children.py
 # pyright: basic, reportMissingTypeStubs=false
 # Celery has no type annotations.
 
+import itertools
 import logging
 import math
 import os
 import sys
+import time
 from contextlib import suppress
 from traceback import walk_tb
 from typing import Any, Literal, NoReturn, cast
@@ -28,7 +30,7 @@ from typing import Any, Literal, NoReturn, cast
 from celery import Celery, Task, signals, states
 from celery.concurrency import get_implementation
 from celery.concurrency.prefork import TaskPool
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
 from celery.utils.imports import symbol_by_name
 from kombu.serialization import registry
 
@@ -58,6 +60,7 @@ _VISIBILITY = 3600.0  # seconds: the default of Celery's Redis transport
 _PATIENCE = 5.0  # seconds for which calls are repeated while the service of the leases is away
 _FIRST = 5.0  # seconds until a message that was put off is delivered again; doubled each time …
 _LATEST = 60.0  # … up to this
+_RESEND = 1.0  # seconds between attempts to send a copy while the broker is away
 _HANDED_ON = 5.0  # seconds to wait for a lease: a retry may arrive before the run that sent it has released it
 _RUN = "leasekit_run"  # attribute of a request: its `_Run`
 _ASKED = "leasekit_asked"  # attribute of a request: its lease was asked for
@@ -343,15 +346,32 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         # Otherwise Celery would send the copy as a child of this task, but its parent is the task that called it.
         self.push_request(called_directly=True)
         try:
-            again.apply_async()
-        except Exception as error:
-            if not self.acks_late:
-                raise
-            logger.warning("task %s is delivered again: the broker does not accept a copy: %s", request.id, error)
-            raise Reject(error, requeue=True) from error
+            self._send_copy(again)
         finally:
             self.pop_request()
         logger.log(logging.DEBUG if before else level, "task %s is put off for %g s: %s", request.id, delay, why)
+
+    def _send_copy(self, again: Any) -> None:
+        """Send a copy of a message. Raises `Reject` if the broker does not accept it, so that the message comes again.
+
+        Without `acks_late` the message was acknowledged when its task began, and the copy is all that is left of the
+        task. So an outage of the broker is waited out, beyond a soft time limit.
+        """
+        for number in itertools.count():
+            try:
+                again.apply_async()
+            except Exception as error:
+                if self.acks_late:
+                    logger.warning("task %s is delivered again: the broker does not accept a copy: %s", again.id, error)
+                    raise Reject(error, requeue=True) from error
+                if not isinstance(error, (OperationalError, SoftTimeLimitExceeded)):
+                    raise
+                level = logging.DEBUG if number else logging.WARNING
+                logger.log(level, "task %s waits until the broker accepts a copy of its message: %s", again.id, error)
+            else:
+                return
+            with suppress(SoftTimeLimitExceeded):
+                time.sleep(_RESEND)
 
 
 def _sending_options(request: Any) -> dict[str, Any]:

@@ -37,6 +37,7 @@ app.conf.task_queues = [kombu.Queue("{queue}"), every]
 app.conf.broker_transport_options = {{"visibility_timeout": 5, "unacked_restore_interval": 1}}
 app.conf.worker_prefetch_multiplier = 1
 app.conf.task_track_started = True
+app.conf.worker_soft_shutdown_timeout = float(os.environ.get("SOFT_SHUTDOWN", "0"))
 {install}
 LOG = pathlib.Path({log!r})
 
@@ -317,6 +318,17 @@ def test_a_time_limit_that_is_over_while_the_lease_is_settled_is_no_failure(
     finally:
         leases.process.send_signal(signal.SIGCONT)
     assert "Hard time limit" not in log.read_text()
+
+
+def test_a_time_limit_that_is_over_while_its_worker_is_shut_down_loses_no_task(shop: Shops, workers: Workers) -> None:
+    app = shop("leaving")
+    worker = workers("leaving", SOFT_SHUTDOWN="3")  # longer than the limit
+    task = app.send("limited", 60)
+    eventually(lambda: app.count("begin", task))
+    worker.send_signal(signal.SIGQUIT)
+    eventually(lambda: worker.poll() is not None)
+    workers("leaving")
+    eventually(lambda: app.count("begin", task) == 2)
 
 
 def test_a_copy_that_expires_does_not_revoke_the_task_that_runs(shop: Shops, workers: Workers, tmp_path: Path) -> None:

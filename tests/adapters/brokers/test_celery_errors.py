@@ -137,6 +137,26 @@ def test_what_the_broker_does_not_take_for_later_is_not_acknowledged(shop: Shop)
     assert (rejected.value.requeue, shop.ran) == (True, 0)
 
 
+@pytest.mark.parametrize("error", [OperationalError("the broker is away"), SoftTimeLimitExceeded()])
+def test_what_was_acknowledged_before_it_began_waits_for_the_broker(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    outage = iter([error, error, error])
+
+    def apply_async(_: Any) -> None:
+        for failure in outage:
+            raise failure
+        shop.send()
+
+    monkeypatch.setattr(Signature, "apply_async", apply_async)
+    monkeypatch.setattr(leased, "_RESEND", 0.0)
+    task = shop.task(acks_late=False)
+    with shop.held(), shop.delivered(task), pytest.raises(Ignore):
+        task()
+    assert (shop.sent, shop.ran, next(outage, None)) == (1, 0, None)
+    assert [record.levelname for record in caplog.records if "waits until the broker" in record.message] == ["WARNING"]
+
+
 @pytest.mark.parametrize("acks_late", [True, False])
 def test_without_the_service_a_message_is_put_off_for_longer_each_time(shop: Shop, acks_late: bool) -> None:
     task = shop.task(acks_late=acks_late)

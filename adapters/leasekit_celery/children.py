@@ -162,6 +162,8 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     _note: _Note | None = None  # of the pool process whose end Celery deals with just now
     _has_given_back = False  # that pool process: SIGTERM has ended it, and its lease with it
     _has_ended = False  # the run whose time limit is over: its result is stored, what follows is sent
+    _is_acknowledged = False  # the message; one that is rejected is not
+    _stores_failure = False  # Celery acknowledges a failure before it stores it: the lease is settled after that
     _is_retried = False  # Celery sends a retry of the killed run
     _ended_by = ""  # what has ended that pool process
 
@@ -219,13 +221,17 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
                     exc_info = _as_raised(Reject("its lease was lost", requeue=True))
             elif isinstance(error, WorkerLostError):
                 self._has_given_back = self._note is None and self._is_leased
+        self._stores_failure, is_stored = True, False
         try:
-            return super().on_failure(exc_info, return_ok=return_ok, **options)
+            answer = super().on_failure(exc_info, return_ok=return_ok, **options)
+            is_stored = True
+            return answer
         finally:
+            self._stores_failure = False
             if self._already_revoked and self._is_leased:
                 self._report(failed=True)
             else:
-                self._end_lease(failed=not self.task.acks_late)  # acknowledged when it began: it never comes again
+                self._end_lease(failed=self._is_over(is_stored=is_stored))
             for request in state.active_requests:  # Celery has forgotten the run whose copy this message was
                 if request.id == self.id:
                     state.requests[self.id] = request
@@ -266,8 +272,16 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     def acknowledge(self) -> None:
         """Acknowledge the message; the lease of a killed run is settled."""
         super().acknowledge()
-        # A shutdown puts all messages back; a retry was sent before.
-        self._end_lease(failed=not state.should_terminate and not self._is_retried)
+        self._is_acknowledged = True
+        if not self._stores_failure:
+            self._end_lease(failed=self._is_over())
+
+    def _is_over(self, *, is_stored: bool = True) -> bool:
+        """Return whether the task has ended with this run. Without `acks_late` its message never comes again."""
+        if self._is_retried or not self.task.acks_late:
+            return not self._is_retried
+        # A shutdown puts all messages back.
+        return self._is_acknowledged and is_stored and not state.should_terminate
 
     def _retry_worker_lost(self, *args: Any) -> Any:
         """Retry a killed run (`retry_on_worker_lost`): Celery sends the retry, and acknowledges this message."""

@@ -42,6 +42,14 @@ app.conf.worker_soft_shutdown_timeout = float(os.environ.get("SOFT_SHUTDOWN", "0
 LOG = pathlib.Path({log!r})
 
 
+def refuse(*_, **__):
+    raise ConnectionError("the result backend is away")
+
+
+if "RESULTS" in os.environ:
+    type(app.backend).mark_as_failure = refuse
+
+
 def say(word, task):
     with LOG.open("a") as log:
         log.write(f"{{word}} {{task.request.id}} {{os.getpid()}}\\n")
@@ -110,6 +118,11 @@ def killed(self, seconds):
 @app.task(shared=False, bind=True, acks_late=True, retry_on_worker_lost=True, default_retry_delay=600)
 def retried(self, how):
     leasekit_celery.current_lease().progress(7)
+    act(self, how)
+
+
+@app.task(shared=False, bind=True, retry_on_worker_lost=True, default_retry_delay=600)
+def retried_early(self, how):
     act(self, how)
 
 
@@ -320,6 +333,16 @@ def test_a_time_limit_that_is_over_while_the_lease_is_settled_is_no_failure(
     assert "Hard time limit" not in log.read_text()
 
 
+def test_a_failure_that_the_main_process_cannot_store_is_no_end(shop: Shops, workers: Workers, tmp_path: Path) -> None:
+    app = shop("unstored", ttl=600)
+    workers("unstored", RESULTS="away")
+    task = app.send("silent", "SIGKILL")
+    log = tmp_path / "unstored.log"
+    eventually(lambda: "exception: ConnectionError('the result backend is away')" in log.read_text())
+    app.send("silent", "SIGKILL", again=task)
+    eventually(lambda: app.count("end", task))
+
+
 def test_a_time_limit_that_is_over_while_its_worker_is_shut_down_loses_no_task(shop: Shops, workers: Workers) -> None:
     app = shop("leaving")
     worker = workers("leaving", SOFT_SHUTDOWN="3")  # longer than the limit
@@ -438,19 +461,20 @@ def test_a_task_whose_process_something_else_has_ended_has_failed_unless_celery_
 
 
 @pytest.mark.skipif(not hasattr(celery.Task, "retry_on_worker_lost"), reason="an option of Celery 5.7")
+@pytest.mark.parametrize("name", ["retried", "retried_early"])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit"])
 def test_a_killed_attempt_whose_retry_celery_has_sent_does_not_run_again(
-    shop: Shops, workers: Workers, tmp_path: Path, how: str
+    shop: Shops, workers: Workers, tmp_path: Path, how: str, name: str
 ) -> None:
     app = shop("retried", ttl=600)
     workers("retried")
-    task = app.send("retried", how)
+    task = app.send(name, how)
     log = tmp_path / "retried.log"
     eventually(lambda: f"[{task}] retry: Retry in 600s" in log.read_text())
-    app.send("retried", how, again=task)
+    app.send(name, how, again=task)
     eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
     assert app.count("begin", task) == 1
-    app.send("retried", how, again=task, retries=1)
+    app.send(name, how, again=task, retries=1)
     eventually(lambda: app.count("end", task))
 
 

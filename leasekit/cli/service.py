@@ -43,7 +43,7 @@ def connected(
             yield client
         except Unavailable as error:
             advice = "name another with --backend or LEASEKIT_URL"
-            if url.startswith("http"):
+            if url.startswith("http") and "cannot be reached" in str(error):
                 advice += ", or start a server with 'leasekit serve'"
             raise LeasekitError(f"{error} ({advice})") from error
 

@@ -189,7 +189,7 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
                         print, f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True
                     )
                 )
-            sockets, engine.address = [listener], f"http://{_authority(listener)}"
+            sockets, engine.address = [listener], _address(listener)
 
             async def listen(other: socket.socket) -> None:
                 if server.started:
@@ -319,6 +319,13 @@ def _say(line: str) -> None:
     # Past the buffer of stdout: if nobody reads, this thread would keep it locked, and the process could not end.
     with contextlib.suppress(OSError, AttributeError):  # stdout is closed
         os.write(sys.stdout.fileno(), line.encode())
+
+
+def _address(listener: socket.socket) -> str:
+    """Return where other machines may find this server: a socket that is open to all addresses has no own one."""
+    host, port = listener.getsockname()[:2]
+    is_any = ipaddress.ip_address(host).is_unspecified
+    return f"http://{socket.gethostname()}:{port}" if is_any else f"http://{_authority(listener)}"
 
 
 def _authority(listener: socket.socket) -> str:

@@ -156,6 +156,16 @@ def test_insecure_opens_it_to_other_machines_and_names(tmp_path: Path) -> None:
             assert connection.getresponse().status == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [("0.0.0.0", socket.gethostname()), ("127.0.0.1", "127.0.0.1")],  # noqa: S104
+)
+def test_other_nodes_are_told_an_address_that_leads_to_this_one(host: str, found: str) -> None:
+    with socket.socket() as bound:
+        bound.bind((host, 0))
+        assert app._address(bound) == f"http://{found}:{bound.getsockname()[1]}"
+
+
 def test_it_is_found_under_localhost(tmp_path: Path) -> None:
     with serving(tmp_path / "tasks.db", "--host", "localhost") as (_, address):
         assert post(address, "/v1/tasks/cancel", {"ids": ["a"]})["verdicts"][0]["verdict"] == "gone"

@@ -3,29 +3,35 @@
 A run that succeeded stays under its lease until the other middleware has finished its work: results are stored,
 pipelines and groups go on. If the worker dies before that, the message runs again; if it dies after the settlement, the
 message is acknowledged without running. A failed run releases its lease at once, because a retry may come at any
-moment.
+moment, and because Dramatiq decides whether one comes.
 """
 
 import logging
 import threading
+import time
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 from urllib.parse import quote
+from weakref import WeakSet
 
-from dramatiq import Broker, MessageProxy, Middleware
+from dramatiq import Actor, Broker, MessageProxy, Middleware
 from dramatiq.middleware import Interrupt, MiddlewareError, SkipMessage
 
 import leasekit
-from leasekit import AlreadyDone, ConfigError, Lease, LeasekitError, LeaseLost, NotGranted
+from leasekit import AlreadyDone, Cancelled, ConfigError, Lease, LeasekitError, LeaseLost, NotGranted
 from leasekit.config import check_number
 from leasekit.named import kind_of
 from leasekit.task import Status
+from leasekit_dramatiq.coroutines import waits_for_its_end
 
 logger = logging.getLogger("leasekit.dramatiq")
 
 _PATIENCE = 5.0  # seconds for which calls are repeated while the service of the leases is away
+_BROKER_PATIENCE = 600.0  # seconds for which a message that must be put off is sent again while the broker is away
+_BROKER_PAUSE = 5.0  # seconds between two tries; Dramatiq's own between two of an acknowledgement
 _LONGEST = 100  # characters of an id that fit into the name of a lease
 _RUNS = (Status.CLAIMED, Status.PROCESSING)  # of a lease that another run has
 
@@ -61,6 +67,8 @@ class Leases(Middleware):
         self._booting = threading.Lock()
         self._again_in = again_in
         self._here = threading.local()  # the lease of the message that this thread processes
+        # Those of all threads, also after a worker's end. Weak, so that a lease that an interrupt has left alone ends.
+        self._held: WeakSet[Lease] = WeakSet()
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Enter the message's lease; if it is not granted, skip the message: it is acknowledged without running."""
@@ -69,6 +77,9 @@ class Leases(Middleware):
         try:
             lease = leasekit.lease(self._client.once(_name(message.message_id)))
             lease.__enter__()
+            self._here.lease = lease
+            self._held.add(lease)
+            _current.set(lease)
         except AlreadyDone:
             logger.info("message %s was delivered again, and had ended well", message.message_id)
             _keep_result(message)
@@ -85,34 +96,46 @@ class Leases(Middleware):
             # Put off here, because Dramatiq runs a message even if its middleware fails: without a lease.
             why = str(error) or type(error).__name__
             logger.warning("message %s is put off: its lease cannot be obtained: %s", message.message_id, why)
+            self._leave_lease(message, release=True)  # it was obtained, if the interrupt came late
             self._put_off(broker, message)
             raise SkipMessage(f"the lease of message {message.message_id} cannot be obtained") from error
-        self._here.lease = lease
-        _current.set(lease)
 
     def _put_off(self, broker: Broker, message: MessageProxy) -> bool:
-        """Send a copy of a message for later, because this one is acknowledged; if that fails, it is a dead letter."""
-        try:
-            cast("Any", broker).enqueue(message.copy(), delay=round(1000 * self._again_in))  # its types are incomplete
-        except Exception as error:  # noqa: BLE001 - otherwise Dramatiq would run the message
-            logger.error("message %s cannot be put off, and is rejected: %s", message.message_id, error)
-            message.fail()
-            return False
+        """Send a copy of a message for later, because this one is acknowledged; if that fails, it is a dead letter.
+
+        While the broker is away this is repeated, as Dramatiq repeats an acknowledgement. More copies do no harm.
+        """
+        until = time.monotonic() + _BROKER_PATIENCE
+        while (error := self._send_later(broker, message)) is not None:
+            if time.monotonic() >= until:
+                logger.error("message %s cannot be put off, and is rejected: %s", message.message_id, error)
+                message.fail()  # otherwise Dramatiq would run the message
+                return False
+            if not isinstance(error, Interrupt):
+                logger.warning("message %s cannot be put off, and is tried again: %s", message.message_id, error)
+                with suppress(Interrupt):
+                    time.sleep(_BROKER_PAUSE)
         _keep_result(message)
         return True
+
+    def _send_later(self, broker: Broker, message: MessageProxy) -> BaseException | None:
+        """Send a copy of a message for later; return the error if that failed."""
+        try:
+            cast("Any", broker).enqueue(message.copy(), delay=round(1000 * self._again_in))  # its types are incomplete
+        except (Exception, Interrupt) as error:  # noqa: BLE001 - the caller decides; the copy may have left
+            return error
+        return None
 
     def after_process_message(
         self, broker: Broker, message: MessageProxy, *, result: Any = None, exception: BaseException | None = None
     ) -> None:
-        """Leave the lease of a failed run, which releases it; Dramatiq's retries decide whether it runs again."""
-        if exception is None and message.failed:  # another middleware has rejected the message
-            self._release(message)
-        elif exception is not None:
-            self._leave_lease(message, exception)
+        """Release the lease of a failed run, also if it raised `Fatal`: Dramatiq decides whether it runs again."""
+        if exception is not None or message.failed:  # failed alone: another middleware has rejected the message
+            self._leave_lease(message, exception, release=not isinstance(exception, Cancelled))
 
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:
         """Leave the lease of a run that succeeded, after all other middleware has finished its work on it."""
-        self._leave_lease(message, None)
+        self._leave_lease(message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Release the lease of a message that another middleware has skipped, because it has not run.
@@ -122,13 +145,13 @@ class Leases(Middleware):
         is_rejected = self._lease is None and message.failed
         if is_rejected and self._status(message) in _RUNS and self._put_off(broker, message):
             message.failed = False
-        self._release(message)
+        self._leave_lease(message, release=True)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Release the lease of a message that is a dead letter, and keep the result of another run of it."""
         if self._lease is None and self._status(message) is Status.SUCCESS:
             _keep_result(message)
-        self._release(message)
+        self._leave_lease(message, release=True)
 
     def _status(self, message: MessageProxy) -> Status | None:
         try:
@@ -138,21 +161,20 @@ class Leases(Middleware):
             return None
         return None if info is None else info.status
 
-    def _release(self, message: MessageProxy) -> None:
-        if (lease := self._lease) is not None:
-            lease.release()
-        self._leave_lease(message, None)
-
     @property
     def _lease(self) -> Lease | None:
         return getattr(self._here, "lease", None)
 
-    def _leave_lease(self, message: MessageProxy, exception: BaseException | None) -> None:
+    def _leave_lease(
+        self, message: MessageProxy, exception: BaseException | None = None, *, release: bool = False
+    ) -> None:
         lease, self._here.lease = self._lease, None
         _current.set(None)
         if lease is None:
             return
         try:
+            if release:
+                lease.release()
             lease.__exit__(None if exception is None else type(exception), exception, None)
         except LeaseLost as lost:
             logger.warning("message %s may run again: %s", message.message_id, lost)
@@ -160,6 +182,14 @@ class Leases(Middleware):
             # Raised from here, it would keep the other middleware from retrying a message that is acknowledged then.
             why = str(error) or type(error).__name__
             logger.warning("the lease of message %s is left without an answer: %s", message.message_id, why)
+        finally:
+            self._held.discard(lease)
+            if not self._workers:  # it has outlived the last of them
+                self._close_if_unused()
+
+    def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
+        """Let no async actor return before its coroutine has ended: its lease would be released."""
+        actor.fn = waits_for_its_end(actor.fn)
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Connect again if the workers before this one have all been shut down.
@@ -176,10 +206,14 @@ class Leases(Middleware):
             self._workers.add(worker)
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
-        """Close the client with the last worker of this broker."""
+        """Close the client with the last worker of this broker, or with a run that the worker did not wait for."""
         with self._booting:
             self._workers.discard(worker)
-            if not self._workers:
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        with self._booting:
+            if not (self._workers or self._held or self._is_closed):
                 self._is_closed = True
                 self._client.close()
 

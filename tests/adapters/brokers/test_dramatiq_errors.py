@@ -1,5 +1,6 @@
 """A Dramatiq message that cannot be run now is never lost, and never run without its lease: whatever else fails."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,15 +8,26 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq import Middleware
+from dramatiq.asyncio import get_event_loop_thread
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import AgeLimit, Interrupt, MiddlewareError, Retries, Shutdown, SkipMessage, TimeLimitExceeded
+from dramatiq.middleware import (
+    AgeLimit,
+    AsyncIO,
+    Interrupt,
+    MiddlewareError,
+    Retries,
+    Shutdown,
+    SkipMessage,
+    TimeLimitExceeded,
+    raise_thread_exception,
+)
 from dramatiq.results import ResultFailure, ResultMissing, Results
 from dramatiq.results.backends import StubBackend
 from dramatiq.worker import Worker
 
 import leasekit
 from leasekit import _blocks
-from leasekit_dramatiq import Leases, current_lease
+from leasekit_dramatiq import Leases, coroutines, current_lease, middleware
 from tests.waiting import eventually
 
 
@@ -34,8 +46,8 @@ class Stored(StubBackend):
 class Shop:
     """A broker in memory, one actor, and a worker."""
 
-    def __init__(self) -> None:
-        self.broker = StubBroker(middleware=[])
+    def __init__(self, *, asyncs: bool = False) -> None:
+        self.broker = StubBroker(middleware=[AsyncIO()] if asyncs else [])
         self.results = Stored()
         self.broker.add_middleware(Results(backend=self.results, store_results=True))  # type: ignore[no-untyped-call]
         self.leases = Leases("memory://", ttl=6)
@@ -80,11 +92,34 @@ def test_one_that_runs_already_and_cannot_be_put_off_is_a_dead_letter_and_does_n
 
     take = shop.broker.enqueue
     monkeypatch.setattr(shop.broker, "enqueue", enqueue)
+    monkeypatch.setattr(middleware, "_BROKER_PATIENCE", 0)
     with leasekit.lease(shop.name) as held:
         shop.deliver()
         held.release()
     assert shop.ran == []
     assert [message.message_id for message in shop.broker.dead_letters] == [shop.message.message_id]
+
+
+@pytest.mark.parametrize("error", [ConnectionError("the broker is away"), TimeLimitExceeded(), Shutdown()])
+def test_one_that_cannot_be_put_off_at_first_is_put_off_later(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def enqueue(message: Any, *, delay: Any = None) -> Any:
+        if delay is not None and errors:
+            raise errors.pop()
+        return take(message, delay=delay)
+
+    take, errors, hears = shop.broker.enqueue, [error] * 3, Hears()
+    shop.broker.add_middleware(hears)
+    monkeypatch.setattr(shop.broker, "enqueue", enqueue)
+    monkeypatch.setattr(middleware, "_BROKER_PAUSE", 0)
+    monkeypatch.setattr(shop.leases, "_again_in", 0.1)
+    with leasekit.lease(shop.name) as held:
+        shop.broker.enqueue(shop.message)
+        assert hears.acknowledged.wait(30)
+        held.release()
+    eventually(lambda: shop.status == "success")
+    assert (shop.ran, errors, shop.broker.dead_letters) == (["a"], [], [])
 
 
 class Skips(Middleware):
@@ -214,6 +249,26 @@ def test_one_that_is_interrupted_before_it_has_its_lease_is_put_off(
 
 
 @pytest.mark.parametrize("interrupt", [TimeLimitExceeded, Shutdown])
+def test_one_that_is_interrupted_just_after_it_has_got_its_lease_is_put_off(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, interrupt: type[Interrupt]
+) -> None:
+    class Interrupted:
+        """In place of what the middleware sets once it has the lease."""
+
+        def set(self, lease: Any) -> None:
+            if lease is not None and interrupts:
+                raise interrupts.pop()
+
+    interrupts = [interrupt()]
+    shop.broker.add_middleware(Retries(max_retries=0), before=Results)
+    monkeypatch.setattr(middleware, "_current", Interrupted())
+    monkeypatch.setattr(shop.leases, "_again_in", 0.1)
+    shop.deliver()
+    eventually(lambda: shop.status == "success")
+    assert (shop.ran, interrupts, shop.broker.dead_letters) == (["a"], [], [])
+
+
+@pytest.mark.parametrize("interrupt", [TimeLimitExceeded, Shutdown])
 def test_a_failure_that_is_interrupted_while_its_lease_is_left_is_retried(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, interrupt: type[Interrupt]
 ) -> None:
@@ -243,7 +298,130 @@ def test_one_that_another_middleware_makes_a_dead_letter_of_may_be_sent_again(sh
     assert (shop.ran, shop.status) == (["a"], "enqueued")
 
 
+@pytest.mark.parametrize("wrap", [lambda error: error, lambda error: ExceptionGroup("several", [error])])
+def test_one_that_fails_for_good_is_retried_as_dramatiq_decides_and_then_a_dead_letter(
+    shop: Shop, wrap: Callable[[Exception], Exception]
+) -> None:
+    def fails() -> None:
+        shop.ran.append("b")
+        raise wrap(leasekit.Fatal("bad input"))
+
+    retries = Retries(max_retries=1, min_backoff=10, max_backoff=20)
+    shop.broker.add_middleware(retries, before=Results)
+    shop.message = dramatiq.actor(broker=shop.broker, queue_name="q")(fails).message()
+    shop.deliver()
+    with pytest.raises(ResultFailure, match=r"bad input|several"):
+        shop.message.get_result(backend=shop.results, block=True, timeout=30_000)
+    assert (shop.ran, shop.status) == (["b", "b"], "enqueued")
+
+
+# Async actors
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when Dramatiq waits for a coroutine no longer, and the middleware does."""
+    waits, wait = threading.Event(), coroutines._wait
+
+    def begins(coroutine: Any) -> None:
+        waits.set()
+        wait(coroutine)
+
+    monkeypatch.setattr(coroutines, "_wait", begins)
+    return waits
+
+
+def test_an_async_actor_that_takes_long_to_be_cancelled_does_not_overlap_with_its_retry(waits: threading.Event) -> None:
+    shop, begun, cleaning, go = Shop(asyncs=True), threading.Event(), threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    async def slow(name: str) -> None:
+        seen.append("begins")
+        if begun.is_set():
+            return
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaning.set()
+            while not go.is_set():  # noqa: ASYNC110 - a fact of another thread has no event
+                await asyncio.sleep(0.01)
+            seen.append("ended")
+
+    retries = Retries(max_retries=1, min_backoff=10, max_backoff=20)
+    shop.broker.add_middleware(retries, before=Results)
+    shop.message = dramatiq.actor(broker=shop.broker, actor_name="slow", queue_name="q")(slow).message("a")
+    shop.broker.enqueue(shop.message)
+    try:
+        assert begun.wait(30)
+        thread = shop.worker.workers[0].ident
+        raise_thread_exception(thread, TimeLimitExceeded)  # type: ignore[no-untyped-call]
+        assert cleaning.wait(30)
+        assert waits.wait(30)
+        raise_thread_exception(thread, Shutdown)  # type: ignore[no-untyped-call]
+        assert (seen, shop.status) == (["begins"], "processing")
+        go.set()
+        eventually(lambda: shop.status == "success")
+        assert seen == ["begins", "ended", "begins"]
+    finally:
+        go.set()
+        shop.worker.stop()
+
+
+def test_an_async_actor_that_was_cancelled_before_its_loop_began_it_holds_up_no_thread(waits: threading.Event) -> None:
+    shop, go, busy = Shop(asyncs=True), threading.Event(), threading.Event()
+
+    async def returns() -> None:
+        shop.ran.append("b")
+
+    async def block() -> None:
+        busy.set()
+        assert go.wait(30)
+
+    loop = get_event_loop_thread()
+    assert loop is not None
+    blocked = asyncio.run_coroutine_threadsafe(block(), loop.loop)
+    shop.message = dramatiq.actor(broker=shop.broker, actor_name="returns", queue_name="q")(returns).message()
+    try:
+        assert busy.wait(30)
+        shop.broker.enqueue(shop.message)
+        eventually(lambda: shop.status == "processing")
+        raise_thread_exception(shop.worker.workers[0].ident, TimeLimitExceeded)  # type: ignore[no-untyped-call]
+        assert waits.wait(30)
+        assert shop.status == "processing"
+        go.set()
+        shop.broker.join("q", timeout=30_000, fail_fast=False)
+        assert shop.status == "enqueued"
+        blocked.result(30)
+    finally:
+        go.set()
+        shop.worker.stop()
+
+
+def test_a_function_that_is_not_dramatiqs_wrapper_of_a_coroutine_is_left_as_it_is(shop: Shop) -> None:
+    assert shop.broker.get_actor("runs").fn == shop.run
+
+
 # Several workers of one broker
+
+
+def test_a_lease_outlives_a_worker_that_did_not_wait_for_its_run(shop: Shop) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def wait(name: str) -> None:
+        begun.set()
+        assert go.wait(30)
+
+    dramatiq.actor(broker=shop.broker, actor_name="waits", queue_name="q")(wait)
+    shop.message = shop.broker.get_actor("waits").message("a")
+    shop.broker.enqueue(shop.message)
+    assert begun.wait(30)
+    shop.worker.stop(timeout=1)
+    assert shop.status == "processing"
+    go.set()
+    eventually(lambda: shop.leases._is_closed)
+    with pytest.raises(leasekit.Closed):
+        shop.name.__enter__()
 
 
 def test_a_lease_outlives_the_shutdown_of_another_worker(shop: Shop) -> None:

@@ -203,6 +203,8 @@ class Leases(Middleware):
         with self._booting:
             if self._is_closed:
                 self._client, self._is_closed = self._connect(), False
+            # Here, where no time limit strikes: CPython may raise it in the thread that this starts, which then hangs.
+            self._client.__connection__()
             self._workers.add(worker)
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:

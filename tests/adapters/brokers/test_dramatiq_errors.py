@@ -452,6 +452,10 @@ def test_a_worker_that_boots_after_the_last_one_was_shut_down_is_connected_again
     assert (shop.ran, shop.status) == (["a"], "success")
 
 
+def test_a_worker_that_boots_has_its_connection_before_a_time_limit_can_strike(shop: Shop) -> None:
+    assert shop.leases._client._session.current is not None
+
+
 def test_a_worker_does_not_start_where_its_process_can_keep_no_lease(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

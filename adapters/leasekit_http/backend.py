@@ -229,7 +229,12 @@ class HttpBackend:
         try:
             part = slice(first, first + len(items))
             return await self._transport.post(
-                path, body, lambda raw: read(raw, part), timeout=self._timeout, is_one_try=field == "beats"
+                path,
+                body,
+                lambda raw: read(raw, part),
+                timeout=self._timeout,
+                is_one_try=field == "beats",
+                is_patient=field in ("tasks", "ids"),
             )
         except Refused as refused:
             raise _moved(refused, by=first) from None

@@ -44,6 +44,9 @@ MAX_RETRY_AFTER = 300.0  # seconds: a server cannot put its clients to sleep for
 
 # Connections are kept for less than servers keep theirs (75 s), so that a request seldom meets one that is closing.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepalive_expiry=30)
+# Calls of users at a time; the others wait, in their order. The pool of httpcore compares all connections with each
+# other at each request: thousands would take the event loop, and with it the heartbeats, for many seconds.
+_TOGETHER = 50
 _HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
 _JSON = {"content-type": "application/json"}
 
@@ -63,6 +66,7 @@ class Transport:
         # Made here, so that a proxy or a certificate that cannot be used is refused here.
         self._client: httpx.AsyncClient | None = None if self._socket else self._new_client()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._room = asyncio.Semaphore(_TOGETHER)
         self._tries: Iterator[str] = iter(())
         self._stores = _Stores()
 
@@ -76,18 +80,24 @@ class Transport:
         at_most: int = MAX_ANSWER,
         owed_after: float = 0.0,
         is_one_try: bool = False,
+        is_patient: bool = False,
     ) -> T:
         """Send a POST and return its answer as decoded by `read`, which raises `ProtocolError` for an invalid answer.
 
         `timeout` bounds the whole answer at each address, however slowly its bytes come. `is_one_try`: no other address
         is asked. If the caller is cancelled after `owed_after` seconds, the address counts as one that does not answer.
+        `is_patient`: the request waits while too many others of that sort are under way.
         """
         ask = functools.partial(self._request, "POST", path, read, body=body, timeout=timeout, at_most=at_most)
-        return await self._first_answer(ask, owed_after=owed_after, is_one_try=is_one_try)
+        self._client_of_loop()
+        async with self._room if is_patient else contextlib.nullcontext():
+            return await self._first_answer(ask, owed_after=owed_after, is_one_try=is_one_try)
 
     async def get(self, path: str, read: Callable[[bytes], T], *, timeout: float) -> T:
         """Send a GET and return its answer as decoded by `read`. Raises `NotThere` if the server has no such task."""
-        return await self._first_answer(functools.partial(self._request, "GET", path, read, timeout=timeout))
+        self._client_of_loop()
+        async with self._room:
+            return await self._first_answer(functools.partial(self._request, "GET", path, read, timeout=timeout))
 
     async def aclose(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -175,6 +185,7 @@ class Transport:
             if self._loop is not None:
                 self._client = None
             self._loop = loop
+            self._room = asyncio.Semaphore(_TOGETHER)
             # New names for a forked child too, or its requests would have those of its parent.
             prefix = secrets.token_hex(8)
             self._tries = (f"{prefix}-{number}" for number in itertools.count())

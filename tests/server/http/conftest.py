@@ -1,13 +1,12 @@
-"""The real server, on a port of its own, over a real store."""
+"""The real server, on a port of its own, over a real store: SQLite, and PostgreSQL too where the store matters."""
 
 import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pytest
@@ -16,7 +15,9 @@ import uvloop
 from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api, Server
 from leasekit.server.http.disconnect import DisconnectWatch
+from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.store.urls import open_store
+from tests.postgres_server import PostgresServer
 
 PATIENCE = 30.0  # seconds, for facts that come within milliseconds
 
@@ -75,14 +76,14 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def run(directory: Path, **options: Any) -> Iterator[Running]:
+def run(store: str, **options: Any) -> Iterator[Running]:
     listener = socket.create_server(("127.0.0.1", 0))
     running = Running(listener.getsockname()[1])
     servers: list[Server] = []
     opened = threading.Event()
 
     async def serve() -> None:
-        async with Engine(open_store(f"sqlite:///{directory}/tasks.db")) as engine:
+        async with Engine(open_store(store)) as engine:
             app = Api(engine, **options)
             running.engine, running.polls = engine, app.parts.polls
             servers.append(Server(app))
@@ -105,10 +106,38 @@ def run(directory: Path, **options: Any) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
+# What is asked there reaches the store. The other files are about HTTP itself, about an engine that is replaced, about
+# the process and its command line, or about what only a file can do; `tests/cli/test_nodes.py` has processes on
+# PostgreSQL.
+_ON_BOTH_STORES = {"test_events", "test_http_life", "test_http_refusals", "test_overload", "test_schemathesis"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "new_store" in metafunc.fixturenames:
+        name = metafunc.module.__name__.rpartition(".")[2]
+        schemes = ["sqlite", "postgresql"] if name in _ON_BOTH_STORES else ["sqlite"]
+        metafunc.parametrize("new_store", schemes, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def new_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str]:
+    """Return the URL of a new store each time."""
+    if request.param == "sqlite":
+        return lambda: f"sqlite:///{tmp_path_factory.mktemp('store')}/tasks.db"
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+
+    def new_database() -> str:
+        url = postgres.new_database()
+        PostgresStore(url).migrate()
+        return url
+
+    return new_database
+
+
+@pytest.fixture(scope="module")
+def server(new_store: Callable[[], str]) -> Iterator[Running]:
     """One server for all tests of a module: each has kinds of its own."""
-    with run(tmp_path_factory.mktemp("server")) as running:
+    with run(new_store()) as running:
         yield running
 
 
@@ -117,6 +146,6 @@ class RunServer(Protocol):
 
 
 @pytest.fixture
-def run_server(tmp_path: Path) -> RunServer:
+def run_server(new_store: Callable[[], str]) -> RunServer:
     """`with run_server(**options) as server`: a server of one's own."""
-    return lambda **options: run(tmp_path, **options)
+    return lambda **options: run(new_store(), **options)

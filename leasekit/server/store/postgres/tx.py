@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from msgspec.structs import fields
+
 from leasekit.errors import Refused
 from leasekit.server.store import Anchor, Contended, Entity, Node, Reading, Trigger, damage
 from leasekit.server.store import statements as sql
@@ -21,6 +23,8 @@ from leasekit.task import Status
 _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
 _LOCK_WAITS = (0.005, 0.015, 0.03)  # seconds between looks at rows that other nodes may have locked for a moment
+_SEQ, _KIND, _STATUS = map([field.name for field in fields(Trigger)].index, ("seq", "kind", "status"))  # in a row
+_STATUSES = {status.value: status for status in Status}
 _RESTART_WAITS = (*_LOCK_WAITS, 0.2, 0.2, 0.5, 1.0)  # the same, for leases that are restarted
 
 
@@ -43,7 +47,7 @@ class PostgresView(SqlView):
     """A consistent snapshot of the database. `View` describes the methods."""
 
     def counts(self) -> dict[str, dict[str, int]]:
-        query = "SELECT kind, status, sum(tasks)::bigint FROM leasekit.task_count GROUP BY 1, 2 HAVING sum(tasks) <> 0"
+        query = "SELECT kind, status, sum(tasks)::bigint FROM leasekit.task_count GROUP BY 1, 2 HAVING sum(tasks) > 0"
         return damage.statuses(self.execute(query))
 
     def execute(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -182,10 +186,11 @@ class PostgresTx(SqlTx, PostgresView):
         self._changes[kind, status] += 1
 
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
-        found = super()._decoded(rows)
-        for row in found:
-            self._states.setdefault(row.seq, (row.kind, row.status))
-        return found
+        # Before damaged rows are written, which would look them up again. Their old status may be unknown: then the
+        # counts stay as they are.
+        for row in rows:
+            self._states.setdefault(row[_SEQ], (row[_KIND], _STATUSES.get(row[_STATUS], Status.DEAD)))
+        return super()._decoded(rows)
 
     def give_back(self, *, most: int) -> None:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")

@@ -1,42 +1,63 @@
 """Schedule tasks in batches, repeat each batch until it is acknowledged, and end.
 
-python -m harness.chaos.submit URL PREFIX KIND COUNT SECONDS TTL BATCH
+python -m harness.chaos.submit URL PREFIX KIND COUNT SECONDS TTL BATCH RATE
 
-Claims and beats of a task grant TTL or twice that, at random.
+Claims and beats of a task grant TTL or twice that, at random. With a RATE, so many tasks are scheduled each second,
+whether or not those before them were answered (but at most 100 calls wait for their answers); without one (0), a batch
+follows the answer to the last one.
 """
 
+import asyncio
 import random
 import sys
 import time
+from collections.abc import Iterator, Sequence
 
 import leasekit
 from leasekit import BackendError, NewTask
 from leasekit.task import FixedDelays
 
+_CALLS = 100  # that wait for their answers, at most
+
 
 def main() -> None:
-    url, prefix, kind, count, seconds, ttl, batch = sys.argv[1:]
+    url, prefix, kind, count, seconds, ttl, batch, rate = sys.argv[1:]
+    tasks = list(_tasks(prefix, kind, int(count), seconds=float(seconds), ttl=float(ttl)))
+    batches = [tasks[at : at + int(batch)] for at in range(0, len(tasks), int(batch))]
+    asyncio.run(_schedule(url, batches, every=int(batch) / float(rate) if float(rate) else 0.0))
+
+
+def _tasks(prefix: str, kind: str, count: int, *, seconds: float, ttl: float) -> Iterator[NewTask]:
     chance = random.Random(prefix)
-    ttls = (float(ttl), 2 * float(ttl))
-    tasks = [
-        NewTask(
+    ttls = (ttl, 2 * ttl)
+    for number in range(count):
+        yield NewTask(
             id=f"{prefix}-{number}",
             kind=kind,
-            payload={"seconds": float(seconds)},
+            payload={"seconds": seconds},
             claim_timeout=chance.choice(ttls),
             heartbeat_timeout=chance.choice(ttls),
             retry=FixedDelays(waits=[0.1]),
         )
-        for number in range(int(count))
-    ]
-    with leasekit.connect(url) as client:
-        for at in range(0, len(tasks), int(batch)):
-            while True:
-                try:
-                    client.schedule_all(tasks[at : at + int(batch)])
-                    break
-                except BackendError:
-                    time.sleep(0.1)
+
+
+async def _schedule(url: str, batches: Sequence[Sequence[NewTask]], *, every: float) -> None:
+    """Schedule a batch `every` so many seconds; 0: once the last one is acknowledged."""
+    began_at, room = time.monotonic(), asyncio.Semaphore(_CALLS if every else 1)
+    async with leasekit.connect(url) as client, asyncio.TaskGroup() as calls:
+        for number, batch in enumerate(batches):
+            await asyncio.sleep(began_at + number * every - time.monotonic() if every else 0)
+            await room.acquire()
+            calls.create_task(_until_acknowledged(client, batch)).add_done_callback(lambda _: room.release())
+
+
+async def _until_acknowledged(client: leasekit.Client, batch: Sequence[NewTask]) -> None:
+    while True:
+        try:
+            await client.aschedule_all(batch)
+            return
+        except BackendError:
+            await asyncio.sleep(0.1)
 
 
 if __name__ == "__main__":

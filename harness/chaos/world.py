@@ -199,11 +199,14 @@ class World:
             more[UNGUARDED] = "1"
         return self._start(name, command, role="worker", slots=slots, environment=more)
 
-    def submit(self, kind: str, count: int, *, seconds: float = 0.0, batch: int = 20) -> Process:
-        """Start a client behind the proxy that schedules `count` tasks, and ends once all are acknowledged."""
+    def submit(self, kind: str, count: int, *, seconds: float = 0.0, batch: int = 20, rate: float = 0.0) -> Process:
+        """Start a client behind the proxy that schedules `count` tasks, and ends once all are acknowledged.
+
+        It schedules `rate` tasks a second, whatever becomes of them; 0: each batch follows the answer to the last one.
+        """
         prefix = f"{kind}-{len(self.processes)}"
         self.ids += [f"{prefix}-{number}" for number in range(count)]
-        arguments = [prefix, kind, str(count), str(seconds), str(self.ttl), str(batch)]
+        arguments = [prefix, kind, str(count), str(seconds), str(self.ttl), str(batch), str(rate)]
         return self._start(
             "scheduler", ["-m", "harness.chaos.submit", f"recorded+{self.through_proxy}", *arguments], role="scheduler"
         )  # fmt: skip
@@ -246,11 +249,11 @@ class World:
         self.until_running(ids, by=by, effects=effects)
         return ids
 
-    def held(self, *workers: str) -> list[str]:
+    def held(self, *workers: str, each: int = 4) -> list[str]:
         """Start workers, and tasks that run until `finish`; return their ids once each lease was renewed."""
         for name in workers:
             self.work(name)
-        ids = self.schedule("steady", 4, until="finish") + self.schedule("patient", 4, until="finish")
+        ids = self.schedule("steady", each, until="finish") + self.schedule("patient", each, until="finish")
         self.until_running(ids)
         self.until_beaten(ids)
         return ids

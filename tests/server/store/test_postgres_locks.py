@@ -166,8 +166,26 @@ async def test_a_node_that_reads_no_more_keeps_its_locks_for_five_seconds_at_mos
         store = PostgresStore(f"{url.partition('?')[0].replace('@', f'@127.0.0.1:{port}')}")
         store.open()
         with store.transaction() as tx:
-            milliseconds = tx.execute("SHOW tcp_user_timeout")
+            milliseconds, longest = tx.execute("SHOW tcp_user_timeout"), tx.execute("SHOW transaction_timeout")
         store.close()
         assert milliseconds == [("5000",)], "on the server's side of the connection"
+        assert longest == [("90s",)]
     finally:
         server.remove()
+
+
+async def test_a_node_that_stands_still_in_a_transaction_keeps_its_locks_for_some_seconds_only(
+    url: str, engine: Engine, held: dict[str, Task]
+) -> None:
+    """It has read rows, and sends nothing any more."""
+    store = PostgresStore(url)
+    store.open()
+    with psycopg.connect(url, autocommit=True) as other, pytest.raises(Unavailable), store.transaction() as tx:
+        assert tx.triggers(["b"])
+
+        def is_free() -> bool:
+            return bool(other.execute("SELECT FROM leasekit.trigger WHERE id = 'b' FOR UPDATE SKIP LOCKED").fetchall())
+
+        assert not is_free()
+        await until(is_free)
+    store.close()

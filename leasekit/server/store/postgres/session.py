@@ -86,7 +86,16 @@ class PostgresSession:
         self._inserts: list[tuple[psycopg.Cursor[Any], str, int]] = []  # with the number of rows that each must add
 
     def rows(self, statement: Statement, **values: Any) -> list[tuple[Any, ...]]:
-        return self._run(statement, values).fetchall()
+        return self._fetched(self._run(statement, values))
+
+    def query(self, query: str, values: Any = ()) -> list[tuple[Any, ...]]:
+        return self._fetched(self.execute(query, values))
+
+    def _fetched(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        # The end of a pipeline, not only its results: before that, a session is never idle for PostgreSQL, and would
+        # keep its locks for as long as this process stands still.
+        self._results()
+        return cursor.fetchall()
 
     def run(self, statement: Statement, **values: Any) -> None:
         self._run(statement, values)

@@ -60,9 +60,14 @@ _READ_BY_THEN = (
     "pg_catalog.set_config('tcp_user_timeout',"
     " CASE WHEN pg_catalog.strpos(pg_catalog.version(), 'linux') > 0 THEN '5s' ELSE '0' END, true)"
 )
+# The same where it stops between two statements that it does not wait for. Longer than any statement may take.
+_OVER_BY_THEN = (
+    "CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 170000"
+    " THEN pg_catalog.set_config('transaction_timeout', '90s', true) END"
+)
 _SET = [
     *(f"pg_catalog.set_config('{name}', '{value}', true)" for name, value in _SETTINGS.items()),
-    *(_DURABLE, _READ_BY_THEN),
+    *(_DURABLE, _READ_BY_THEN, _OVER_BY_THEN),
 ]
 _READ = f"""
 SELECT {", ".join(_SET)},
@@ -172,11 +177,11 @@ class PostgresStore(SharedStore):
     def _begin(self, session: PostgresSession) -> Reading:
         before = self.boot()
         session.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        row = session.execute(_READ, (self.node.id,)).fetchone()
+        rows = session.query(_READ, (self.node.id,))
         after = self.boot()
-        if row is None:
+        if not rows:
             raise Unavailable(f"the table leasekit.store of {self.where} is empty: restore it from a backup")
-        wall, correction, gained, boot_id, boot, seen, others_seen = row[len(_SET) :]
+        wall, correction, gained, boot_id, boot, seen, others_seen = rows[0][len(_SET) :]
         last = None if boot_id is None else Anchor(boot_id, boot, seen)
         return Reading(wall if self.wall is None else self.wall(), correction, gained, last, others_seen, before, after)
 

@@ -52,7 +52,7 @@ class PostgresView(SqlView):
 
     def execute(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         assert isinstance(self._session, PostgresSession)  # noqa: S101 - there is no other
-        return self._session.execute(query, values).fetchall()
+        return self._session.query(query, values)
 
     def free_space(self) -> int:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")

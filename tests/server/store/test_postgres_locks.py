@@ -12,7 +12,7 @@ from leasekit.server.store.postgres import tx
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, NewTask, Settlement, Task, Verdict
 from tests.postgres_server import PostgresServer, free_port
-from tests.waiting import until
+from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 
@@ -175,17 +175,22 @@ async def test_a_node_that_reads_no_more_keeps_its_locks_for_five_seconds_at_mos
 
 
 async def test_a_node_that_stands_still_in_a_transaction_keeps_its_locks_for_some_seconds_only(
-    url: str, engine: Engine, held: dict[str, Task]
+    url: str, held: dict[str, Task]
 ) -> None:
     """It has read rows, and sends nothing any more."""
     store = PostgresStore(url)
     store.open()
-    with psycopg.connect(url, autocommit=True) as other, pytest.raises(Unavailable), store.transaction() as tx:
-        assert tx.triggers(["b"])
 
-        def is_free() -> bool:
+    def is_free() -> bool:
+        with psycopg.connect(url) as other:
             return bool(other.execute("SELECT FROM leasekit.trigger WHERE id = 'b' FOR UPDATE SKIP LOCKED").fetchall())
 
-        assert not is_free()
-        await until(is_free)
+    def stand_still() -> None:
+        with store.transaction() as tx:
+            assert tx.triggers([held["b"].id])
+            assert not is_free()
+            eventually(is_free)
+
+    with pytest.raises(Unavailable):
+        await asyncio.to_thread(stand_still)
     store.close()

@@ -114,8 +114,8 @@ _ON_BOTH_STORES = {"test_events", "test_http_life", "test_http_refusals", "test_
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "new_store" in metafunc.fixturenames:
-        name = metafunc.module.__name__.rpartition(".")[2]
-        schemes = ["sqlite", "postgresql"] if name in _ON_BOTH_STORES else ["sqlite"]
+        is_on_both = metafunc.definition.path.stem in _ON_BOTH_STORES
+        schemes = ["sqlite", "postgresql"] if is_on_both else ["sqlite"]
         metafunc.parametrize("new_store", schemes, indirect=True, scope="module")
 
 

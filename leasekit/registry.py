@@ -75,8 +75,8 @@ def open_backend(url: str, *, worker: str, options: Mapping[str, Any] | None = N
         return _open(entry, url, worker=worker, options=options)
     # The URL itself may contain a password: only its scheme is repeated.
     what = repr(scheme + "://") if scheme else f"a URL without a scheme (write it as in {_like(url)})"
-    not_yet = "; there is no PostgreSQL store yet" if scheme.startswith("postgres") else ""
-    raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}{not_yet}")
+    plain = f"; write {scheme.partition('+')[0]}://" if scheme.startswith("postgres") and "+" in scheme else ""
+    raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}{plain}")
 
 
 def _like(url: str) -> str:

@@ -120,13 +120,10 @@ def test_an_unknown_scheme_lists_what_is_installed(install: Install) -> None:
         open_backend("ftp://host", worker="w")
 
 
-@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
-def test_a_postgresql_url_is_refused_with_the_news_that_there_is_no_such_store_yet(
-    install: Install, scheme: str
-) -> None:
+def test_a_url_of_sqlalchemy_is_refused_with_the_one_to_write(install: Install) -> None:
     install("a")
-    with pytest.raises(UnknownScheme, match=r"installed are a; there is no PostgreSQL store yet$"):
-        open_backend(f"{scheme}://host/db", worker="w")
+    with pytest.raises(UnknownScheme, match=r"installed are a; write postgresql://$"):
+        open_backend("postgresql+psycopg://host/db", worker="w")
 
 
 @pytest.mark.parametrize("url", ["", "host:8077/x y", "//host", "tasks.db"])

@@ -140,25 +140,36 @@ class Leases(Middleware):
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Release the lease of a message that another middleware has skipped, because it has not run.
 
-        A message that another middleware rejects, for its age, say, while a run has its lease, is put off.
+        A message that another middleware rejects, for its age, say, while a run has its lease, or may have it, is put
+        off.
         """
         is_rejected = self._lease is None and message.failed
-        if is_rejected and self._status(message) in _RUNS and self._put_off(broker, message):
+        if is_rejected and self._may_run(message) and self._put_off(broker, message):
             message.failed = False
         self._leave_lease(message, release=True)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Release the lease of a message that is a dead letter, and keep the result of another run of it."""
-        if self._lease is None and self._status(message) is Status.SUCCESS:
+        if self._lease is None and self._has_succeeded(message):
             _keep_result(message)
         self._leave_lease(message, release=True)
 
-    def _status(self, message: MessageProxy) -> Status | None:
+    def _may_run(self, message: MessageProxy) -> bool:
         try:
-            info = self._client.get(kind_of(_name(message.message_id), "once:"))
+            return self._status(message) in _RUNS
+        except (LeasekitError, Interrupt) as error:  # another run may be alive during an outage
+            logger.warning("message %s is put off: the state of its lease is unknown: %s", message.message_id, error)
+            return True
+
+    def _has_succeeded(self, message: MessageProxy) -> bool:
+        try:
+            return self._status(message) is Status.SUCCESS
         except (LeasekitError, Interrupt) as error:
             logger.warning("message %s may have a result, which is replaced: %s", message.message_id, error)
-            return None
+            return False
+
+    def _status(self, message: MessageProxy) -> Status | None:
+        info = self._client.get(kind_of(_name(message.message_id), "once:"))
         return None if info is None else info.status
 
     @property
@@ -221,8 +232,14 @@ class Leases(Middleware):
 
 
 def _name(message_id: str) -> str:
-    """Return the name of a message's lease: an id of more than a hundred plain characters is replaced by its digest."""
-    is_short = len(quote(message_id, safe="")) <= _LONGEST
+    """Return the name of a message's lease: an id of more than a hundred plain characters is replaced by its digest.
+
+    So is an id of another program's that is no text.
+    """
+    try:
+        is_short = len(quote(message_id, safe="")) <= _LONGEST
+    except (TypeError, UnicodeError):
+        message_id, is_short = repr(message_id), False
     return f"dramatiq:{message_id if is_short else sha256(message_id.encode()).hexdigest()}"
 
 

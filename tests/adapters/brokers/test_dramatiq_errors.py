@@ -212,6 +212,29 @@ def test_while_it_runs_another_delivery_that_comes_too_late_waits(shop: Shop) ->
     assert (len(shop.broker.dead_letters), shop.ran) == (1, [])
 
 
+@pytest.mark.parametrize("error", [leasekit.LeasekitError("away"), TimeLimitExceeded()])
+def test_while_it_may_run_another_delivery_that_comes_too_late_waits(
+    shop: Shop, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an outage of the service, which cannot say whether it runs."""
+    hears = Hears()
+    shop.broker.add_middleware(hears)
+    shop.broker.add_middleware(AgeLimit(max_age=1), before=Leases)
+    shop.leases._again_in = 0.1
+    shop.message = shop.message.copy(message_timestamp=0)
+
+    def away(_: str) -> None:
+        raise error
+
+    with monkeypatch.context() as outage:
+        outage.setattr(shop.leases._client, "get", away)
+        shop.broker.enqueue(shop.message)
+        eventually(lambda: hears.acknowledged.is_set() or shop.broker.dead_letters)
+        assert shop.broker.dead_letters == []
+    with pytest.raises(ResultFailure, match="age limit"):  # the service knows of no run
+        shop.message.get_result(backend=shop.results, block=True, timeout=30_000)
+
+
 def test_one_that_was_cancelled_at_the_service_is_a_dead_letter_and_never_runs(shop: Shop) -> None:
     with leasekit.lease(shop.name) as held:
         held.release()
@@ -467,9 +490,9 @@ def test_a_worker_does_not_start_where_its_process_can_keep_no_lease(
         Worker(shop.broker).start()
 
 
-@pytest.mark.parametrize("long", ["x" * 400, "reports/" * 30, "reports/" * 12])
-def test_an_id_may_be_as_long_as_dramatiq_lets_it_be(shop: Shop, long: str) -> None:
-    shop.message = shop.message.copy(message_id=long)
+@pytest.mark.parametrize("odd", ["x" * 400, "reports/" * 30, "reports/" * 12, "", "\ud800", 7, None])
+def test_an_id_may_be_whatever_dramatiq_lets_it_be(shop: Shop, odd: Any) -> None:
+    shop.message = shop.message.copy(message_id=odd)
     shop.deliver()
     shop.deliver()
     assert shop.ran == ["a"]

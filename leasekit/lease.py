@@ -84,6 +84,7 @@ class Lease:
         self._leave = functools.partial(leave, run)
         self._exit_function: Callable[..., Any] = functools.partial(exits.pop, None, self._leave)
         self._exit: Owner = weakref.ref(exits[None])
+        self._entries = [None]  # the first block to begin takes it away: only that block's end is the lease's
         self._kept: object = None  # the exit function of a block that was entered without a `with` statement
         # The block may begin in another thread or task: a loop over tasks must not give the task back.
         reserve = reserve_of(run.task)
@@ -275,6 +276,10 @@ class Lease:
         if self._reserved is None or self._reserved[0].forked or self._exit() is None:
             refuse_lost(self.task)
             raise NotHeld(f"the lease of task {self.task.id} has ended, or is held by another process: claim it again")
+        try:
+            self._entries.pop()
+        except IndexError:
+            raise NotHeld(f"the lease of task {self.task.id} is being used by another block: enter it once") from None
         self._kept = self._exits.pop(None, None)
         return self._reserved
 

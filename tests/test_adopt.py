@@ -2,8 +2,9 @@
 
 import asyncio
 import gc
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import anyio
@@ -11,7 +12,7 @@ import pytest
 
 import leasekit
 from leasekit import Client, ConfigError, LeaseLost, NewTask, NotHeld, Task
-from leasekit.task import Beat, Settlement, Status
+from leasekit.task import Beat, Settlement, Status, Verdict
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.waiting import eventually
 
@@ -107,6 +108,41 @@ def test_a_lease_of_it_that_is_dropped_gives_it_back(client: Client, service: Me
 def test_a_ttl_without_room_for_heartbeats_is_refused(client: Client) -> None:
     with pytest.raises(ConfigError, match="ttl"):
         leasekit.lease(client.adopt(Task(id="t", kind="k", token="x", ttl=1)))
+
+
+@pytest.mark.anyio
+async def test_a_lease_that_two_blocks_enter_at_once_is_that_of_one(service: MemoryService) -> None:
+    """The second is refused at once: if both waited for the first heartbeat, the end of one could end the lease."""
+    task = await anyio.to_thread.run_sync(received, service)
+    answering = threading.Event()
+
+    class Slow(MemoryBackend):
+        async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+            await asyncio.to_thread(answering.wait)
+            return await super().beat(beats)
+
+    async with Client(Slow(service, worker="keeper")) as client:
+        held = leasekit.lease(client.adopt(task))
+        refused = anyio.Event()
+
+        async def block() -> None:
+            try:
+                async with held:
+                    await refused.wait()
+            except NotHeld:
+                refused.set()
+
+        async with anyio.create_task_group() as blocks:
+            blocks.start_soon(block)
+            blocks.start_soon(block)
+            try:
+                with anyio.fail_after(20):
+                    await refused.wait()  # and the heartbeat has no answer yet
+            finally:
+                answering.set()
+        found = await client.aget(task.id)
+    assert found is not None
+    assert found.status is Status.SUCCESS
 
 
 @pytest.mark.anyio

@@ -20,6 +20,7 @@ from typing import Any
 
 from leasekit.errors import BackendError, ProtocolError, Refused
 from leasekit.task import Exponential, FixedDelays, RetryPolicy, Task
+from leasekit_aws.errors import Forbidden
 from leasekit_sqs.address import Address
 from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, mappings
@@ -70,17 +71,20 @@ class Receiver:
     async def take(self, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> list[Task]:
         """Return up to `limit` tasks of these kinds when one arrives, none after `wait`; raise if a call fails."""
         self._unclaimed.ask(kinds)
-        queues = await self._queues_in_turn(kinds)
+        queues = self._queues_in_turn(kinds)
         # When a poll is answered, its messages may have been leased for as long as the poll took.
         ends_at = self._clock() + min(wait, self._address.longest_poll)
         attempts = (plain_id(f"{claim_id}-{n}") for n in itertools.count())
         tasks: list[Task] = []
         looks: float = 0 if len(queues) > 1 else math.inf  # of several, each is read before any is waited for
         while True:
-            for url, asked in queues:
+            refusal: BackendError | None = None
+            for kind, asked in queues:
                 until = min(self._clock() + looks, ends_at)
                 try:
-                    await self._drain(url, asked, tasks, limit, until, attempts)
+                    await self._drain(await self._queues.of(kind), asked, tasks, limit, until, attempts)
+                except (Refused, Forbidden) as error:  # concerns this queue: the others are read all the same
+                    refusal = error
                 except BackendError:
                     if not tasks:
                         raise
@@ -90,15 +94,17 @@ class Receiver:
                     raise
                 if len(tasks) >= limit:
                     return tasks
+            if refusal is not None and not tasks:
+                raise refusal
             if tasks or self._clock() >= ends_at:
                 return tasks
             looks = _TURN if len(queues) > 1 else math.inf
 
-    async def _queues_in_turn(self, kinds: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
-        """Return the queues to read and the kinds that each may contain; another queue is first each time."""
+    def _queues_in_turn(self, kinds: Sequence[str]) -> list[tuple[str, Sequence[str]]]:
+        """Return a kind of each queue to read and the kinds that it may contain; another queue is first each time."""
         if not self._address.is_template:
-            return [(await self._queues.of(kinds[0]), kinds)]
-        queues: list[tuple[str, Sequence[str]]] = [(await self._queues.of(kind), [kind]) for kind in kinds]
+            return [(kinds[0], kinds)]
+        queues: list[tuple[str, Sequence[str]]] = [(kind, [kind]) for kind in kinds]
         self._turns += 1
         first = self._turns % len(queues)
         return queues[first:] + queues[:first]

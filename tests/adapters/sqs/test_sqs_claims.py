@@ -272,6 +272,24 @@ async def test_beats_of_several_queues_go_to_each(connected: Connect, aws: Fake)
     assert len(aws.asked("ChangeMessageVisibilityBatch")) == 2
 
 
+async def test_a_queue_that_does_not_exist_holds_up_no_other(connected: Connect, aws: Fake) -> None:
+    backend = connected("jobs-{kind}")
+    for n in range(3):
+        aws.put("jobs-a", f"{n}")
+    got = [task.payload for _ in range(3) for task in await claim(backend, "missing", "a")]
+    assert sorted(got) == [0, 1, 2]
+    with pytest.raises(Refused, match="jobs-missing"):
+        await claim(backend, "missing", "a")
+
+
+async def test_a_queue_that_may_not_be_read_holds_up_no_other(connected: Connect, aws: Fake) -> None:
+    aws.put("jobs-a", "1")
+    aws.put("jobs-b", "1")
+    aws.error(RECEIVE, 403, "AccessDenied")  # of the queue that is read first
+    assert len(await claim(connected("jobs-{kind}"), "a", "b", limit=5)) == 1
+    assert len(aws.asked(RECEIVE)) > 1
+
+
 async def test_a_kind_that_can_be_no_queue_is_refused(connected: Connect) -> None:
     with pytest.raises(Refused, match="no queue can be named"):
         await claim(connected("jobs-{kind}"), "no such.kind")

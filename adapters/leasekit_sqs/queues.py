@@ -1,4 +1,4 @@
-"""Queues by name: their URLs and dead-letter queues, looked up once and then remembered."""
+"""Queues by name: their URLs are looked up once and then remembered; their dead-letter queues may change."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Queues:
         self._address = address
         self._urls: dict[str, str] = {}
         self._kinds: dict[str, str] = {}
-        self._dead_letter_urls: dict[str, str] = {}
+        self._dead_letter_urls: dict[str, str] = {}  # by ARN
 
     async def of(self, kind: str) -> str:
         """Return the URL of the queue for tasks of this kind. Raises `Refused` if it does not exist."""
@@ -41,13 +41,14 @@ class Queues:
         return {kind: self._urls[name] for kind, name in self._kinds.items()}
 
     async def dead_letter_queue(self, url: str) -> str | None:
-        if url not in self._dead_letter_urls:
-            arn = await self.dead_letter_queue_arn(url)
-            if arn is None:  # not remembered, because an operator who reads the warning may set one up
-                return None
+        """Return the URL of the dead-letter queue that the queue at `url` names now; None if it names none."""
+        arn = await self.dead_letter_queue_arn(url)
+        if arn is None:
+            return None
+        if arn not in self._dead_letter_urls:
             *_, account, name = arn.split(":")
-            self._dead_letter_urls[url] = await self._find(name, account)
-        return self._dead_letter_urls[url]
+            self._dead_letter_urls[arn] = await self._find(name, account)
+        return self._dead_letter_urls[arn]
 
     async def dead_letter_queue_arn(self, url: str) -> str | None:
         policy = (await self._attributes(url, ["RedrivePolicy"])).get("RedrivePolicy")

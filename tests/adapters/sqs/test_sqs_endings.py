@@ -234,6 +234,20 @@ async def test_one_look_for_the_dead_letter_queue_serves_all_messages_of_a_call(
     assert len(aws.asked("GetQueueAttributes")) == 1
 
 
+async def test_dead_letters_go_where_the_queue_says_now(connected: Connect, aws: Fake) -> None:
+    """A worker runs for months, and an operator may set up another dead-letter queue, or remove the old one."""
+    backend = connected()
+    aws.queue("q", dead_letter_queue="old")
+    aws.queue("old")
+    aws.queue("new")
+    first, second = await received(backend, aws, 2)
+    await ended(backend, first, "fatal")
+    aws.queue("q").dead_letter_queue = "new"
+    del aws.queues["old"]
+    assert (await ended(backend, second, "fatal")).verdict == "settled"
+    assert len(aws.queues["new"].messages) == 1
+
+
 async def test_a_deletion_that_failed_makes_no_second_copy(connected: Connect, aws: Fake) -> None:
     backend = connected()
     aws.queue("q", dead_letter_queue="dead")

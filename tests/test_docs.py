@@ -7,6 +7,7 @@ A ```python block is run as a file of its own, in an empty folder, unless the li
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -128,6 +130,15 @@ def test_python_in_a_document_runs(block: Block, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(path: Path) -> None:
     assert list(dead_links(path)) == []
+
+
+def test_what_is_cloned_is_the_source_that_the_package_names() -> None:
+    cloned = {block.where: re.findall(r"git clone (\S+)", block.text) for block in BLOCKS}
+    assert {tuple(urls) for urls in cloned.values() if urls} == {(URLS["Source"],)}
+
+
+def test_the_addresses_of_the_project_begin_with_that_of_its_source() -> None:
+    assert [url for url in URLS.values() if not url.startswith(URLS["Source"])] == []
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -78,6 +79,17 @@ def test_the_wheel_holds_the_library_and_its_adapters_typed_and_nothing_else(whe
     packages = {name.partition("/")[0] for name in names}
     assert packages == {"leasekit"} | {path.name for path in (ROOT / "adapters").iterdir() if path.is_dir()}
     assert {f"{package}/py.typed" for package in packages} <= set(names)
+
+
+def test_every_link_of_the_readme_on_a_package_index_is_absolute_and_leads_to_a_file(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    links = re.findall(r"\]\(([^)\s]+)", metadata)
+    files = PROJECT["urls"]["Source"] + "/blob/main/"
+    ours = [link.removeprefix(files).partition("#")[0] for link in links if link.startswith(files)]
+    assert "docs/index.md" in ours
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert [name for name in ours if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.slow

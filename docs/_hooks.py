@@ -1,4 +1,6 @@
-"""MkDocs hooks: add pages for linked files and for the help of commands, refuse pages that load from elsewhere."""
+"""MkDocs hooks: add pages for linked files and for the help of commands, say what copy buttons copy, refuse pages that
+load from elsewhere.
+"""
 
 import re
 from pathlib import Path
@@ -8,6 +10,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, InclusionLevel
 from typer.testing import CliRunner
 
+from _copied import with_copies
 from leasekit.cli.app import COMMANDS, app
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +76,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return match[0] if out is None else f"]({up}source/{out}.md)"
 
     return _OUT.sub(redirect, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let a copy button copy what a reader can paste."""
+    return with_copies(html)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

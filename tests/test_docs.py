@@ -4,15 +4,21 @@ A ```python block is run as a file of its own, in an empty folder, unless the li
 `<!-- not run: needs a server -->`.
 """
 
+import html
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -144,6 +150,34 @@ def test_the_addresses_of_the_project_begin_with_that_of_its_source() -> None:
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_make_command_exists(path: Path) -> None:
     assert commands(path) <= TARGETS
+
+
+def copied(language: str, text: str) -> str:
+    """What the copy button of a block copies: the theme takes `data-copy`, if there is one."""
+    shown = highlight(text, get_lexer_by_name(language), HtmlFormatter(wrapcode=True))
+    page = runpy.run_path(str(ROOT / "docs/_copied.py"))["with_copies"](f"<p>before</p>{shown}")
+    found = re.search(r'<pre data-copy="([^"]*)"><span></span><code>', page)
+    return html.unescape(found[1]) if found else ""
+
+
+def test_a_console_is_copied_as_its_commands_without_prompts_and_output() -> None:
+    shown = "$ echo 'a <b> & \"c\"' \\\n    > file  # why\n$100 printed\n$ cat file\na <b>\n…printed…\n"
+    assert copied("console", shown) == "echo 'a <b> & \"c\"' \\\n    > file  # why\ncat file"
+
+
+def test_a_diff_is_copied_as_the_code_after_the_change() -> None:
+    assert copied("diff", "@@ imports\n+import b\n a = 1\n-old(a)\n+new(\n+    a)\n") == "import b\na = 1\nnew(\n    a)"
+
+
+def test_other_code_is_copied_as_it_is_shown() -> None:
+    assert copied("python", "a = 1\n") == copied("text", "$ a\n") == ""
+
+
+@pytest.mark.parametrize("block", [one for one in BLOCKS if one.language == "console"], ids=lambda block: block.where)
+def test_every_console_of_the_documents_can_be_copied(block: Block) -> None:
+    typed = copied("console", dedent(block.text)).splitlines()
+    assert typed
+    assert [line for line in typed if line.startswith("$")] == []
 
 
 def test_every_file_of_the_drawn_tree_exists() -> None:

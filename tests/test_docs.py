@@ -180,6 +180,14 @@ def test_every_console_of_the_documents_can_be_copied(block: Block) -> None:
     assert [line for line in typed if line.startswith("$")] == []
 
 
+def test_a_reader_of_the_readme_sees_at_once_that_it_is_alpha_and_which_door_is_theirs() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    seen = "\n".join(lines[:36])  # about what 1280 × 900 show
+    assert len(lines) <= 160
+    assert "**Alpha**" in "\n".join(lines[:5])
+    assert re.findall(r"^\*\*(You [a-z]+)", seen, re.M) == ["You run", "You poll", "You have"]
+
+
 def test_every_file_of_the_drawn_tree_exists() -> None:
     drawn = [block for block in BLOCKS if block.path.name == "ARCHITECTURE.md" and block.text.startswith("leasekit/")]
     assert drawn or not (ROOT / "ARCHITECTURE.md").exists(), "ARCHITECTURE.md draws no tree that begins with leasekit/"

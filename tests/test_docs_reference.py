@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import functools
+import importlib.metadata
 import inspect
 import pkgutil
 import re
@@ -116,7 +117,7 @@ def test_every_parameter_is_told_of(function: Any) -> None:
 
 
 URLS = (
-    "http://host", "sqlite:///file.db", "redis://host", "redis+cluster://host", "sqs://queue?region=x",
+    "http://host", "sqlite:///file.db", "postgresql://host/tasks", "redis://host", "redis+cluster://host", "sqs://queue?region=x",
     "swf://domain/list?region=x", "sfn://arn:aws:states:x:123456789012:activity:a?region=x", "memory://",
 )  # fmt: skip
 
@@ -141,6 +142,19 @@ def test_the_table_of_backends_has_what_each_declares() -> None:
     rows += [[cls.__name__, *(cell(isinstance(one, cls)) for one in ours.values())] for cls in protocols]
     lines = [line for line in PAGES[DOCS / "reference/backends.md"].splitlines() if line.startswith("| ")]
     assert [[text.strip(" `") for text in line.split("|")[1:-1]] for line in lines] == rows
+
+
+def test_the_reference_has_what_opens_each_scheme_of_urls() -> None:
+    entries = importlib.metadata.distribution("leasekit").entry_points.select(group="leasekit.backends")
+    text = "\n".join(PAGES.values())
+    missing = [one.name for one in entries if not re.search(rf"^::: {one.module}(\.{one.attr})?$", text, re.M)]
+    assert missing == []
+
+
+def test_the_page_on_installation_has_every_extra() -> None:
+    extras = importlib.metadata.metadata("leasekit").get_all("Provides-Extra") or []
+    table = "".join(re.findall(r"^\|.*$", (DOCS / "installation.md").read_text(encoding="utf-8"), re.M))
+    assert [extra for extra in extras if f"`{extra}`" not in table] == []
 
 
 def test_every_status_is_in_the_life_of_a_task() -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
+from pygments.lexers import get_lexer_by_name  # pyright: ignore[reportUnknownVariableType]
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -154,7 +154,7 @@ def test_every_make_command_exists(path: Path) -> None:
 
 def copied(language: str, text: str) -> str:
     """What the copy button of a block copies: the theme takes `data-copy`, if there is one."""
-    shown = highlight(text, get_lexer_by_name(language), HtmlFormatter(wrapcode=True))
+    shown = highlight(text, get_lexer_by_name(language), HtmlFormatter[str](wrapcode=True))
     page = runpy.run_path(str(ROOT / "docs/_copied.py"))["with_copies"](f"<p>before</p>{shown}")
     found = re.search(r'<pre data-copy="([^"]*)"><span></span><code>', page)
     return html.unescape(found[1]) if found else ""

@@ -194,7 +194,9 @@ def _source(connection: Connection) -> NameSource | None:
 
 
 def _task(kind: str, ttl: float, *, at: datetime | None = None) -> NewTask:
-    return NewTask(kind=kind, id=kind, at=at, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl)
+    return NewTask(
+        kind=kind, id=kind, at=at, max_attempts=None, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl
+    )
 
 
 class _OnceName(_Name):

@@ -85,7 +85,7 @@ class Exponential(Struct, frozen=True, kw_only=True, tag="exponential", tag_fiel
     """Seconds before the second attempt."""
     factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
     """How much longer each further wait is."""
-    max: Annotated[float, Meta(gt=0, le=365 * 86400)] = 3600.0
+    max: Annotated[float, Meta(gt=0, le=365 * 86400)] = 43_200.0
     """Seconds; the longest wait."""
     jitter: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """The largest part by which a wait is shortened at random."""
@@ -173,8 +173,8 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """A kind has one task for each key: scheduling another returns the first."""
     dedupe_window: Seconds | None = None
     """Seconds for which the key counts, as long as the first task is kept; None: until that is deleted."""
-    max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    """The most attempts that may end in *retry* (or time out, see `expiry`); the last ends the task. None: no bound."""
+    max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
+    """The most attempts that may end in *retry* (or time out, see `expiry`); the last ends the task. None: no limit."""
     max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
     """The most runs that may end because their holder vanished; one more ends the task."""
     max_runtime: Timeout | None = None

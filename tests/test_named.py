@@ -86,6 +86,14 @@ def test_what_says_that_it_failed_may_be_run_again_at_once_on_every_service(serv
         pytest.fail("it was granted before its time")
 
 
+def test_a_once_may_fail_as_often_as_it_does(client: Client) -> None:
+    for _ in range(30):
+        with client.once("message 7", wait=0) as held:
+            held.fail("oops")
+    with client.once("message 7", wait=0) as held:
+        assert held.attempt == 31
+
+
 def test_a_service_that_does_not_answer_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasekit._driver.retrying._ANSWER", 0.1)
     faulty = Faulty(MemoryBackend(MemoryService(), worker="w"))

@@ -39,8 +39,16 @@ def test_an_exponential_wait_ends_at_its_max() -> None:
     assert Exponential(first=1, factor=2, max=60).wait(30, NONE) == 60
 
 
-def test_the_default_doubles_from_a_second_to_an_hour() -> None:
-    assert [Exponential().wait(n, NONE) for n in (1, 2, 12, 13, 100)] == [1, 2, 2048, 3600, 3600]
+def test_the_default_doubles_from_a_second_to_twelve_hours() -> None:
+    assert [Exponential().wait(n, NONE) for n in (1, 2, 16, 17, 100)] == [1, 2, 32_768, 43_200, 43_200]
+
+
+def test_the_default_attempts_outlast_a_night_whatever_the_chance_and_a_weekend_on_average() -> None:
+    """A broken deploy that is mended in the morning, or on Monday, has killed no task."""
+    attempts = NewTask(kind="k").max_attempts
+    assert attempts is not None
+    longest, shortest = (sum(Exponential().wait(n, chance) for n in range(1, attempts)) for chance in (NONE, MOST))
+    assert [round(seconds / 3600) for seconds in (shortest, longest)] == [57, 114]
 
 
 def test_jitter_shortens_a_wait_and_never_lengthens_it() -> None:
@@ -93,7 +101,7 @@ def test_a_list_gives_its_waits_in_order_and_its_last_for_ever() -> None:
 @pytest.mark.parametrize(
     ("text", "policy"),
     [
-        ('{"policy":"exponential","first":1,"factor":2,"max":3600,"jitter":0.5}', Exponential()),
+        ('{"policy":"exponential","first":1,"factor":2,"max":43200,"jitter":0.5}', Exponential()),
         ('{"policy":"exponential"}', Exponential()),
         ('{"policy":"polynomial"}', Polynomial()),
         ('{"policy":"list","waits":[1,5]}', FixedDelays(waits=[1, 5])),

@@ -37,6 +37,7 @@ def _tasks(prefix: str, kind: str, count: int, *, seconds: float, ttl: float) ->
             payload={"seconds": seconds},
             claim_timeout=chance.choice(ttls),
             heartbeat_timeout=chance.choice(ttls),
+            max_attempts=None,
             retry=FixedDelays(waits=[0.1]),
         )
 

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ from leasekit.cli.status import last_error
 from leasekit.cli.workers import unhandled
 from leasekit.client import Client
 from leasekit.errors import LeasekitError
-from leasekit.task import FixedDelays, Scheduled, Status, TaskInfo, TaskOptions
+from leasekit.task import FixedDelays, NewTask, Scheduled, Status, TaskInfo, TaskOptions
 
 EXAMPLES = """\b
 Prints the task's id; with --wait its result as JSON, and the id on stderr.
@@ -31,6 +31,8 @@ Examples:
   jq .order order.json | leasekit schedule invoice - --wait --timeout 600
 """
 
+_MAX_ATTEMPTS = NewTask(kind="any").max_attempts
+
 
 def _moment(text: str) -> datetime:
     try:
@@ -40,6 +42,15 @@ def _moment(text: str) -> datetime:
     if at.tzinfo is None:
         raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00")
     return at
+
+
+def _attempts(text: str) -> int | None:
+    if text == "none":
+        return None
+    with suppress(ValueError):
+        if 1 <= (attempts := int(text)) <= 1_000_000:
+            return attempts
+    raise typer.BadParameter(f"{text!r} is not a number of attempts: write 1 to 1000000, or none for no limit")
 
 
 @spoken
@@ -68,7 +79,9 @@ def schedule(
     ] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="One task for each kind and key.")] = None,
     collection: Annotated[str | None, typer.Option(help="A name under which the task can be listed.")] = None,
-    max_attempts: Annotated[int | None, typer.Option(min=1, help="Attempts that may fail. Default: no limit.")] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit.")
+    ] = _MAX_ATTEMPTS,
     retry_wait: Annotated[
         list[float] | None,
         typer.Option(
@@ -100,12 +113,12 @@ def schedule(
     if timeout is not None and not wait:
         raise typer.BadParameter("it limits --wait, which is not given", param_hint="--timeout")
     given = {
-        "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "max_attempts": max_attempts, "at": at,
-        "delay": delay, "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
+        "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "at": at, "delay": delay,
+        "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
         "max_crashes": max_crashes, "max_runtime": max_runtime, "claim_timeout": claim_timeout,
         "heartbeat_timeout": heartbeat_timeout,
     }  # fmt: skip
-    chosen: TaskOptions = {"priority": priority, "expiry": expiry}
+    chosen: TaskOptions = {"priority": priority, "expiry": expiry, "max_attempts": max_attempts}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     value = _parsed(payload)
     with connected(backend, options.service(header, ca, proxy), retry_for=retry_for, may_create=True) as client:

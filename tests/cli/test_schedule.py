@@ -37,6 +37,29 @@ def test_what_the_options_say_is_said_of_the_task(run: Run, client: Client) -> N
     assert timedelta(minutes=58) < task.at - datetime.now(UTC) < timedelta(minutes=62)
 
 
+@pytest.mark.parametrize(("options", "status"), [([], "dead"), (["--max-attempts", "none"], "retriable_failure")])
+def test_25_attempts_may_fail_unless_there_is_no_limit(
+    run: Run, client: Client, options: list[str], status: str
+) -> None:
+    run("schedule", "k", "--id", "mine", "--retry-wait", "0", *options)
+    for attempt, task in enumerate(client.tasks("k"), 1):
+        with leasekit.lease(task) as held:
+            held.fail("not now", retry=True if attempt < 25 else 3600)
+        if attempt == 25:
+            break
+    task = client.get("mine")
+    assert task is not None
+    assert (task.status, task.attempt) == (status, 25)
+
+
+@pytest.mark.parametrize("attempts", ["0", "1000001", "some", "-1", "9" * 5000])
+def test_a_number_of_attempts_that_is_none_is_refused(run: Run, client: Client, attempts: str) -> None:
+    done = run("schedule", "k", "--max-attempts", attempts)
+    assert done.exit_code == 2
+    assert "none for no limit" in " ".join(done.stderr.split())
+    assert client.list_tasks().tasks == []
+
+
 def test_the_waits_between_attempts_can_be_given(run: Run, client: Client) -> None:
     run("schedule", "k", "--id", "mine", "--retry-wait", "3600", "--retry-wait", "7200")
     with leasekit.lease(next(client.tasks("k"))) as held:

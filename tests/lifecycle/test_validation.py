@@ -159,7 +159,7 @@ def test_an_integral_number_is_an_integer_however_it_is_written() -> None:
         b'{"kind":"c","priority":3.0,"max_attempts":2e1,"max_crashes":4.00,"payload":39.0}]}'
     )
     tasks = validation.read(body, ScheduleRequest).tasks
-    assert [(task.priority, task.max_attempts, task.max_crashes) for task in tasks[::2]] == [(1, None, 5), (3, 20, 4)]
+    assert [(task.priority, task.max_attempts, task.max_crashes) for task in tasks[::2]] == [(1, 25, 5), (3, 20, 4)]
     assert [bytes(task.payload) for task in tasks[::2]] == [b"[39.0]", b"39.0"]
     assert type(tasks[2].priority) is int
     beat = b'{"worker":"w","beats":[{"id":"a","token":"t","progress":1.0,"progress_seq":7.0}]}'

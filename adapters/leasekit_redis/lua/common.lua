@@ -432,7 +432,7 @@ end
 
 -- The end of a run ----------------------------------------------------------------------------------------------
 
-local DEFAULT_POLICY = {policy = 'exponential', first = 1, factor = 2, max = 3600, jitter = 0.5}
+local DEFAULT_POLICY = {policy = 'exponential', first = 1, factor = 2, max = 43200, jitter = 0.5}
 
 -- Milliseconds until the next attempt: the rules of leasekit.task.RetryPolicy (also its polynomial). Scripts cannot
 -- draw random numbers: `chance`, 0 to 1, comes from the client.

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from leasekit.task import Exponential, FixedDelays, Outcome, Status
+from leasekit.task import Exponential, FixedDelays, Outcome, Status, Task
 from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
 
 
@@ -37,6 +37,25 @@ class Limits(SchedulerBase):
                 task = await self.claim_one(backend, kind)
         assert (await self.info(backend, task.id)).status is Status.DEAD
         assert await self.nothing_left(backend, kind)
+
+    async def test_without_max_attempts_25_attempts_may_fail(self, backend: Service, kind: str) -> None:
+        task = await self.failed_24_times(backend, kind)
+        await self.settle(backend, task, "retry")
+        info = await self.info(backend, task.id)
+        assert info.status is Status.DEAD
+        assert "25 attempts ended in retry: max_attempts is 25" in (info.reason or "")
+
+    async def test_max_attempts_none_is_no_limit(self, backend: Service, kind: str) -> None:
+        await self.settle(backend, await self.failed_24_times(backend, kind, max_attempts=None), "retry")
+        assert (await self.claim_one(backend, kind)).attempt == 26
+
+    async def failed_24_times(self, backend: Service, kind: str, **options: Any) -> Task:
+        """Schedule a task, and return it in its 25th attempt."""
+        task = await self.held(backend, kind, retry=FixedDelays(waits=[0]), **options)
+        while task.attempt < 25:
+            await self.settle(backend, task, "retry")
+            task = await self.claim_one(backend, kind)
+        return task
 
     @pytest.mark.parametrize("way", ["crash", "expiry"])
     async def test_max_crashes_bounds_holders_that_vanish(

@@ -118,6 +118,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
     [
         ("q", "priority", {"priority": 0}),
         ("q", "max_attempts", {"max_attempts": 3}),
+        ("q", "max_attempts", {"max_attempts": None}),
         ("q", "max_crashes", {"max_crashes": 0}),
         ("q", "max_runtime", {"max_runtime": 60}),
         ("q", "expiry", {"expiry": "retry"}),

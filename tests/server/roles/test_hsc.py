@@ -364,14 +364,6 @@ async def test_one_attempt_may_be_all(bench: Bench) -> None:
     assert await bench.status("a") == "dead"
 
 
-async def test_attempts_are_unlimited_by_default(bench: Bench) -> None:
-    task = await bench.taken("a", retry=FixedDelays(waits=[0]))
-    for _ in range(20):
-        await bench.settle(task, "retry")
-        task = await bench.take()
-    assert task.attempt == 21
-
-
 @pytest.mark.parametrize("way", ["crash", "expiry"])
 @pytest.mark.parametrize("most", [0, 2])
 async def test_max_crashes_bounds_runs_whose_holder_vanished(bench: Bench, way: str, most: int) -> None:

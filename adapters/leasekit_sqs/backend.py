@@ -169,8 +169,8 @@ class SqsBackend:
             return _gone(receipt.id, "expired")
         receipt.hidden(asked_at, grant)
         receipt.is_kept = True
-        if self._comparison is not None and receipt.has_queues_timeout:
-            self._comparison.start(receipt.url)
+        if self._comparison is not None and receipt.has_queues_timeout is not False:
+            self._comparison.start(receipt.url, is_seen=receipt.has_queues_timeout is not None)
         return Verdict(id=receipt.id, verdict="renewed", ttl=float(grant))
 
     def _failure_of_beat(self, receipt: Receipt, error: BackendError) -> Verdict:

@@ -2,8 +2,9 @@
 
 A receive that does not say for how long hides its messages for as long as the queue says; a heartbeat replaces that by
 the time of the lease. A lease that is shorter makes a message come again earlier. A lease that is longer is trusted
-before its first heartbeat when the message may be visible already. Messages whose receive was not observed are not
-compared: it may have named the time of the lease.
+before its first heartbeat when the message may be visible already. A receive that was not observed may have named the
+time of the lease: the warning says so, and is only of a lease that is shorter. A queue whose time cannot be read is
+named too. There is one warning for each queue.
 """
 
 import asyncio
@@ -24,6 +25,18 @@ _TWICE = (
     "message that waits longer than %(timeout)d s for its block can be with two workers at once. Pass "
     "visibility_timeout=%(timeout)d to lease, or VisibilityTimeout=%(ttl)d to receive_message"
 )
+_NOT_SEEN = (
+    "queue %(queue)s hides a message for %(timeout)d s, but a lease of this loop for %(ttl)d s at a time, and leasekit "
+    "has not seen what the first receive named: if it named no time, the message comes again that much earlier when "
+    "the process has died. To keep the queue's time, pass visibility_timeout=%(timeout)d; if each receive names "
+    "VisibilityTimeout=%(ttl)d, call leasekit_sqs.watch before the first one"
+)
+_NOT_READ = (
+    "the visibility timeout of queue %(queue)s cannot be read (%(error)s): if it is longer than the %(ttl)d s of a "
+    "lease of this loop, and the receive names no time, a message comes again that much earlier when the process has "
+    "died. Allow sqs:GetQueueAttributes; or call leasekit_sqs.watch before the first receive, and pass one time as "
+    "visibility_timeout to lease and as VisibilityTimeout to receive_message"
+)
 
 
 class Comparison:
@@ -32,12 +45,16 @@ class Comparison:
     def __init__(self, queues: Queues, ttl: int) -> None:
         self._queues = queues
         self._ttl = ttl
-        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._calls: dict[tuple[str, bool], asyncio.Task[None]] = {}
+        self._warned: set[str] = set()
 
-    def start(self, url: str) -> None:
-        """Compare the queue at this URL, unless that was done before; return at once."""
-        if url not in self._calls:
-            self._calls[url] = asyncio.create_task(self._compare(url))
+    def start(self, url: str, *, is_seen: bool) -> None:
+        """Compare the queue at this URL, unless that was done before; return at once.
+
+        `is_seen`: the receive of the message was observed.
+        """
+        if (url, is_seen) not in self._calls:
+            self._calls[url, is_seen] = asyncio.create_task(self._compare(url, is_seen=is_seen))
 
     async def aclose(self) -> None:
         """End the comparisons under way."""
@@ -45,11 +62,19 @@ class Comparison:
             call.cancel()
         await asyncio.gather(*self._calls.values(), return_exceptions=True)
 
-    async def _compare(self, url: str) -> None:
+    async def _compare(self, url: str, *, is_seen: bool) -> None:
+        facts: dict[str, object] = {"queue": url.rpartition("/")[2], "ttl": self._ttl}
         try:
-            timeout = await self._queues.visibility_timeout(url)
-        except BackendError:  # the permission `sqs:GetQueueAttributes` is not needed for leases
+            timeout = facts["timeout"] = await self._queues.visibility_timeout(url)
+        except BackendError as error:  # the permission `sqs:GetQueueAttributes` is not needed for leases
+            self._warn(url, _NOT_READ, {**facts, "error": error})
             return
-        if timeout not in (0, self._ttl):  # 0: SQS has not told it, or each receive names a time
-            times = {"queue": url.rpartition("/")[2], "timeout": timeout, "ttl": self._ttl}
-            logger.warning(_EARLIER if timeout > self._ttl else _TWICE, times)
+        if timeout > self._ttl:
+            self._warn(url, _EARLIER if is_seen else _NOT_SEEN, facts)
+        elif is_seen and timeout not in (0, self._ttl):  # 0: SQS has not told it, or each receive names a time
+            self._warn(url, _TWICE, facts)
+
+    def _warn(self, url: str, text: str, facts: dict[str, object]) -> None:
+        if url not in self._warned:
+            self._warned.add(url)
+            logger.warning(text, facts)

@@ -97,13 +97,14 @@ def task(
     received = Received.of({**message, **arrival.parts})
     policy = _policy(retry, received, visibility_timeout)
     leased = received.task(kind=kind or received.kind or name, ttl=visibility_timeout)
-    if not arrival.is_known and received.handle not in backend.receipts:
+    is_unseen = not arrival.is_known and received.handle not in backend.receipts
+    if is_unseen:
         _check_age(arrival, client, name, visibility_timeout)
     _refuse_contradiction(arrival, visibility_timeout)
     receipt = received.receipt(queue_url, policy)
     receipt.hidden(arrival.asked_at, visibility_timeout)
     receipt.has_all_attributes = arrival.is_known
-    receipt.has_queues_timeout = arrival.is_known and arrival.timeout is None
+    receipt.has_queues_timeout = None if is_unseen else arrival.is_known and arrival.timeout is None
     backend.receipts.adopt(receipt, settles=settle)
     return keeper.adopt(leased)
 

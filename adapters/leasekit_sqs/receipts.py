@@ -67,7 +67,8 @@ class Receipt:
         self.settles = True  # False: the user's code deletes the message
         self.is_kept = False  # a heartbeat was acknowledged
         self.has_all_attributes = True  # False: its receive was not observed, and may not have asked for all
-        self.has_queues_timeout = False  # its receive was observed, and did not say for how long to hide it
+        # Whether its receive did not say for how long to hide it. None: the receive was not observed.
+        self.has_queues_timeout: bool | None = False
         self.outcome: Outcome | None = None  # set once it is settled
         self.deleted_as: Outcome | None = None  # set once its deletion may have been applied
         self.in_dlq = False  # a copy of it is in the dead-letter queue

@@ -57,11 +57,12 @@ class Message:
 
 @dataclass
 class Queue:
-    """One queue. `dead_letter_queue` is the name of that for its dead letters."""
+    """One queue. `dead_letter_queue` is the name of that for its dead letters, `visibility` its visibility timeout."""
 
     name: str
     messages: list[Message] = field(default_factory=list)
     dead_letter_queue: str | None = None
+    visibility: int = 30
 
     def find(self, handle: str) -> Message | None:
         return next((one for one in self.messages if handle in one.handles), None)
@@ -200,7 +201,7 @@ class Fake:
     def GetQueueAttributes(self, QueueUrl: str, AttributeNames: list[str]) -> Params:
         queue = self._of(QueueUrl)
         arn = "arn:aws:sqs:eu-west-1:123456789012:"
-        known = {"QueueArn": arn + queue.name}
+        known = {"QueueArn": arn + queue.name, "VisibilityTimeout": str(queue.visibility)}
         if queue.dead_letter_queue is not None:
             known["RedrivePolicy"] = json.dumps(
                 {"deadLetterTargetArn": arn + queue.dead_letter_queue, "maxReceiveCount": 5}
@@ -214,7 +215,7 @@ class Fake:
         self,
         QueueUrl: str,
         MaxNumberOfMessages: int = 1,
-        VisibilityTimeout: int = 30,
+        VisibilityTimeout: int | None = None,
         MessageAttributeNames: tuple[str, ...] = (),
         AttributeNames: tuple[str, ...] = (),
         MessageSystemAttributeNames: tuple[str, ...] = (),
@@ -222,12 +223,14 @@ class Fake:
     ) -> Params:
         named = {*AttributeNames, *MessageSystemAttributeNames}
         found: list[Params] = []
-        for message in self._of(QueueUrl).messages:
+        queue = self._of(QueueUrl)
+        hidden = queue.visibility if VisibilityTimeout is None else VisibilityTimeout
+        for message in queue.messages:
             if message.deleted or message.visible_at > self.now or len(found) == MaxNumberOfMessages:
                 continue
             self._count += 1
             message.handles.append(f"AQEB/{uuid.uuid4()}+" + "h" * 160 + "==")
-            message.received_at, message.visible_at = self.now, self.now + VisibilityTimeout
+            message.received_at, message.visible_at = self.now, self.now + hidden
             about: Params = {"ApproximateReceiveCount": str(len(message.handles))}
             if message.group is not None:
                 about["MessageGroupId"] = message.group

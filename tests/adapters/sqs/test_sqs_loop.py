@@ -85,7 +85,7 @@ def test_leaving_the_block_deletes_the_message(sqs: SQSClient, queue_url: str, s
     assert counts(sqs, queue_url) == (0, 0)
 
 
-def received(aws: Fake, *, watched: bool = False) -> tuple[Any, dict[str, Any]]:
+def received(aws: Fake, *, watched: bool = False, **asked: Any) -> tuple[Any, dict[str, Any]]:
     """Return a message of a queue, and what `lease` takes beside it. No lease of an earlier test sends heartbeats."""
     leasekit_sqs.close()
     client = boto3.session.Session().client("sqs", endpoint_url=aws.endpoint)
@@ -93,7 +93,7 @@ def received(aws: Fake, *, watched: bool = False) -> tuple[Any, dict[str, Any]]:
         leasekit_sqs.watch(client)
     aws.put("q", "work")
     url = client.get_queue_url(QueueName="q")["QueueUrl"]
-    (message,) = client.receive_message(QueueUrl=url)["Messages"]
+    (message,) = client.receive_message(QueueUrl=url, **asked)["Messages"]
     return message, {"queue_url": url, "client": client}
 
 
@@ -125,26 +125,56 @@ def test_a_lease_that_is_shorter_than_the_queues_own_time_is_said_once(
     assert f"queue {queue_url.rpartition('/')[2]} hides a message for 1200 s" in caplog.text
 
 
-def test_a_message_whose_receive_was_not_seen_is_not_compared(aws: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its receive may have named the time of the lease: a warning at each start of such a process would be wrong."""
-    compared: list[str] = []
-    monkeypatch.setattr(Comparison, "start", lambda _, url: compared.append(url))
+@pytest.mark.parametrize(("seconds", "warnings"), [(1200, 1), (30, 0), (20, 0)])
+def test_a_lease_that_may_shorten_the_queues_own_time_is_said_once_if_the_receive_was_not_seen(
+    aws: Fake, caplog: pytest.LogCaptureFixture, seconds: int, warnings: int
+) -> None:
+    """Its receive may have named the time of the lease, so nothing is said of a lease that is longer."""
+    aws.queue("q").visibility = seconds
     message, options = received(aws)
     with leasekit_sqs.lease(message, **options):
-        assert compared == []
+        until(lambda: has_compared(aws, 1, caplog, warnings))
     aws.put("q", "the next")
-    (message,) = options["client"].receive_message(QueueUrl=options["queue_url"])["Messages"]
+    asked: dict[str, int] = {} if warnings else {"VisibilityTimeout": 30}
+    (message,) = options["client"].receive_message(QueueUrl=options["queue_url"], **asked)["Messages"]
     with leasekit_sqs.lease(message, **options):
-        assert compared == [options["queue_url"]]
+        until(lambda: has_compared(aws, 1 + warnings, caplog, warnings))
+    leasekit_sqs.close()
+    assert caplog.text.count("queue q hides a message for 1200 s") == len(caplog.records) == warnings
+    assert caplog.text.count("pass visibility_timeout=1200; if each receive names VisibilityTimeout=30") == warnings
 
 
-def test_a_queue_whose_attributes_may_not_be_read_is_not_compared(aws: Fake, caplog: pytest.LogCaptureFixture) -> None:
-    message, options = received(aws, watched=True)
+def has_compared(aws: Fake, times: int, caplog: pytest.LogCaptureFixture, warnings: int) -> bool:
+    """Return whether the queue's attributes were asked for so often, and so much was said."""
+    return len(aws.asked("GetQueueAttributes")) == times and len(caplog.records) >= warnings
+
+
+def test_a_message_that_is_leased_again_is_not_compared_as_one_that_was_not_seen(
+    aws: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(Comparison, "start", lambda _, url, **_seen: compared.append(url))
+    message, options = received(aws, watched=True, VisibilityTimeout=30)
+    first = leasekit_sqs.task(message, **options)
+    with lease(leasekit_sqs.task(message, **options)):
+        assert compared == []
+    assert first.id == message["MessageId"]
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_queue_whose_attributes_may_not_be_read_is_named_once(
+    aws: Fake, caplog: pytest.LogCaptureFixture, watched: bool
+) -> None:
+    message, options = received(aws, watched=watched)
     aws.error("GetQueueAttributes", 403, "AccessDenied")
     with leasekit_sqs.lease(message, **options):
-        until(lambda: bool(aws.asked("GetQueueAttributes")))
+        until(lambda: bool(caplog.records))
     leasekit_sqs.close()
-    assert caplog.text == ""
+    (warning,) = caplog.messages
+    assert warning.startswith("the visibility timeout of queue q cannot be read (")
+    assert "AccessDenied" in warning
+    assert "longer than the 30 s" in warning
+    assert "Allow sqs:GetQueueAttributes" in warning
 
 
 @pytest.mark.usefixtures("observed")
@@ -168,7 +198,7 @@ def test_a_lease_is_not_compared_with_the_queue_if_its_receive_named_the_time(
     sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[str] = []
-    monkeypatch.setattr(Comparison, "start", lambda _, url: compared.append(url))
+    monkeypatch.setattr(Comparison, "start", lambda _, url, **_seen: compared.append(url))
     for timeout in (60, None):
         send()
         with leasekit_sqs.lease(receive(timeout), queue_url=queue_url, client=sqs, visibility_timeout=60):

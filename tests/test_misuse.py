@@ -1,5 +1,6 @@
 """What is used in a wrong way says so at once, and what is shown holds no secret."""
 
+import itertools
 import math
 import os
 import pickle
@@ -18,6 +19,7 @@ from leasekit.errors import ConfigError, NotHeld, Refused
 from leasekit.task import Beat, Exponential, FixedDelays, NewTask, Settlement
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.effects import Effects
+from tests.waiting import eventually
 
 
 def task_numbers() -> list[str]:
@@ -262,14 +264,18 @@ def test_a_fork_of_the_holder_is_told_that_it_holds_nothing(task: Task, ask: str
 
 
 def test_a_loop_that_leases_nothing_is_told_so_once_and_is_not_busy(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: Client, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.schedule("k", id="a")
     client.schedule("k", id="b")
-    assert [task.id for task in client.tasks("k", until_idle=0)] == ["a", "b"]
+    assert [task.id for task in itertools.islice(client.tasks("k", until_idle=0), 9)] == ["a", "b"]
     (warning,) = [record.getMessage() for record in caplog.records if "not leased" in record.message]
     assert warning.startswith("task a was not leased before the loop went on")
     assert warning.endswith("write `with leasekit.lease(task):` in the loop")
+    eventually(lambda: client.stats().kinds["k"] == {"enqueued": 2})  # both were given back
+    assert list(client.tasks("k", until_idle=0)) == []
+    clock.advance(1)
+    assert [task.id for task in client.tasks("k", until_idle=0)] == ["a", "b"]
 
 
 def test_ids_are_strings(client: Client) -> None:

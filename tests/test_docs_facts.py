@@ -107,8 +107,9 @@ def test_the_table_of_options_has_every_option_and_its_default() -> None:
     elsewhere = {"id", "dedupe_key", "dedupe_window", "enqueue_timeout", "traceparent"}
     assert {*defaults} == TaskOptions.__optional_keys__ - elsewhere
     task = NewTask(kind="k")
-    assert (task.max_attempts, task.max_runtime, task.claim_timeout) == (None, None, None)
-    assert [defaults[name] for name in ("max_crashes", "priority", "heartbeat_timeout")] == [
+    assert (task.max_runtime, task.claim_timeout, task.retry) == (None, None, Exponential())
+    assert [defaults[name] for name in ("max_attempts", "retry", "max_crashes", "priority", "heartbeat_timeout")] == [
+        f"{task.max_attempts}", f"{Exponential().first:g} s, doubled up to {Exponential().max / 3600:g} h",
         f"{task.max_crashes}", f"{task.priority}", f"{task.heartbeat_timeout:g} s",
     ]  # fmt: skip
 

@@ -18,6 +18,11 @@ BRIEF := $(addprefix tests/,adapters cli server/http server/store test_lease_asy
 NOT_BRIEF := $(addprefix tests/,adapters/brokers/test_celery.py adapters/redis/test_redis_chaos.py \
 	adapters/redis/test_redis_failover.py cli/test_demo.py cli/test_dev.py cli/test_processes.py cli/test_supervisor.py \
 	server/http/test_schemathesis.py)
+# Those of them that `make lowest` runs all the same: the life of a task in the lowest Celery.
+LIFE := $(addprefix tests/adapters/brokers/test_celery.py::test_,a_task_whose_worker_was_killed_runs_again \
+	what_has_ended_is_acknowledged_without_running a_copy_that_does_not_run_leaves_the_state_that_celery_has_stored \
+	the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting_and_ends_as_a_crash[None] \
+	a_task_that_celery_ends_at_its_time_limit_has_failed_for_good[None])
 # Folders too: a folder changes when a file in it is deleted.
 SOURCES := pyproject.toml README.md LICENSE $(shell find leasekit adapters -name __pycache__ -prune -o -print)
 
@@ -54,6 +59,7 @@ brief: $(VENV)/$(DEV) $(VENV)/leasekit ## Test what calls other libraries (two m
 .PHONY: lowest
 lowest: ## `make brief` with the lowest version of each dependency (Python 3.11)
 	@$(MAKE) --no-print-directory brief VENV=$(VENV)-lowest RUN=lowest DEV=lowest
+	@PYTHONDONTWRITEBYTECODE= $(VENV)-lowest/bin/pytest -q -n auto --maxprocesses 16 $(foreach test,$(LIFE),'$(test)')
 
 .PHONY: pythons
 pythons: ## `make brief` with each Python in PATH that leasekit can run on

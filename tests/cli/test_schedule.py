@@ -47,9 +47,9 @@ def test_25_attempts_may_fail_unless_there_is_no_limit(
             held.fail("not now", retry=True if attempt < 25 else 3600)
         if attempt == 25:
             break
-    task = client.get("mine")
-    assert task is not None
-    assert (task.status, task.attempt) == (status, 25)
+    info = client.get("mine")
+    assert info is not None
+    assert (info.status, info.attempt) == (status, 25)
 
 
 @pytest.mark.parametrize("attempts", ["0", "1000001", "some", "-1", "9" * 5000])

@@ -20,8 +20,9 @@ from typing import Any
 
 import leasekit
 
-__all__ = ["Interrupt", "Place", "interrupts"]
+__all__ = ["Interrupt", "Place", "interrupts", "places"]
 
+_UNREACHED = 10  # in a row: how often code comes by where an answer is waited for depends on a race
 _LIBRARY = str(Path(leasekit.__file__).parent)
 _CALLED = (
     str(Path(asyncio.__file__).parent),
@@ -95,3 +96,13 @@ def interrupts(place: Place) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+def places(*, also: Collection[CodeType] = (), step: int = 1, more_than: int = 0) -> Iterator[Place]:
+    """Yield a place for each run of some code, until several in a row were not reached: after `more_than` numbers."""
+    number = unreached = 0
+    while unreached < _UNREACHED:
+        yield (place := Place(number, also=also))
+        unreached = unreached + 1 if place.at is None else 0
+        number += step
+    assert number - unreached * step > more_than

@@ -22,7 +22,7 @@ from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit.hooks import Hooks
 from leasekit.named import Named, Once
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from tests.injecting import Interrupt, Place, interrupts
+from tests.injecting import Interrupt, Place, interrupts, places
 from tests.sampling import in_soak
 from tests.waiting import eventually
 
@@ -37,8 +37,8 @@ def client() -> Iterator[Client]:
         yield client
 
 
-def claimed(client: Client) -> Task:
-    client.schedule("k")
+def claimed(client: Client, *, ttl: float | None = None) -> Task:
+    client.schedule("k", claim_timeout=ttl, heartbeat_timeout=ttl or 300)
     return next(client.tasks("k"))
 
 
@@ -115,9 +115,9 @@ async def within(place: Place, work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
-def interrupted(number: int, body: Callable[[Client, list[Task]], Any], client: Client) -> tuple[str | None, Any]:
-    """Where it was interrupted, and what came out of that."""
-    tasks, place = [claimed(client)], Place(number, also=[body.__code__])
+def interrupted(place: Place, body: Callable[[Client, list[Task]], Any], client: Client) -> BaseException | None:
+    """What came out of an interrupt there."""
+    tasks = [claimed(client)]
     try:
         if asyncio.iscoroutinefunction(body):
             asyncio.run(within(place, body(client, tasks)))
@@ -129,8 +129,8 @@ def interrupted(number: int, body: Callable[[Client, list[Task]], Any], client: 
         if not isinstance(error, Interrupt | asyncio.CancelledError | leasekit.LeasekitError | RuntimeError):
             raise
         tasks.clear()
-        return place.at, error
-    return place.at, None
+        return error
+    return None
 
 
 async def nothing() -> None: ...
@@ -173,15 +173,10 @@ _ALL += [async_block, async_loop, async_claiming, async_named]
 def test_an_interrupt_anywhere_holds_up_no_beats_and_leaves_no_lease(
     client: Client, body: Callable[[Client, list[Task]], Any]
 ) -> None:
-    number = 0
-    while True:
-        where, error = interrupted(number, body, client)
+    for place in places(also=[body.__code__], step=_STEP_OF_BLOCK if body is block else _STEP, more_than=100):
+        error = interrupted(place, body, client)
         # A stack holds the lease itself, and so does the traceback of who was interrupted in it.
-        is_over(client, where, error, at_once=body is not in_a_stack)
-        if where is None:
-            break
-        number += _STEP_OF_BLOCK if body is block else _STEP
-    assert number > 100
+        is_over(client, place.at, error, at_once=body is not in_a_stack)
 
 
 @pytest.mark.soak
@@ -195,9 +190,8 @@ def test_a_name_that_was_interrupted_anywhere_can_be_entered_again(
         with name as held:
             held.release()
 
-    number, name = 0, enter(client, "name", wait=_ENDED)
-    while True:
-        place = Place(number, also=[body.__code__])
+    name = enter(client, "name", wait=_ENDED)
+    for place in places(also=[body.__code__], step=_STEP_OF_NAME, more_than=100):
         try:
             with interrupts(place):
                 body()
@@ -205,19 +199,13 @@ def test_a_name_that_was_interrupted_anywhere_can_be_entered_again(
             with name as held:  # while the traceback is kept
                 held.release()
             error.__traceback__ = None
-        if place.at is None:
-            break
-        number += _STEP_OF_NAME
-    assert number > 100
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
 def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) -> None:
-    """Closing comes by at more places where its answer is waited for, so one that was not reached is no end yet."""
-    number = unreached = 0
-    while unreached < 10:
-        other, place = Client(MemoryBackend(MemoryService(), worker="x")), Place(number)
+    for place in places(more_than=20):
+        other = Client(MemoryBackend(MemoryService(), worker="x"))
         task = claimed(other)
         connection = other.__connection__()
         with suppress(Interrupt), interrupts(place):
@@ -227,9 +215,6 @@ def test_an_interrupt_while_a_client_is_closed_harms_no_other(client: Client) ->
             connection.run(connection.aclose())
         connection.driver.users = 1  # who was interrupted may not have let go
         del task
-        unreached = unreached + 1 if place.at is None else 0
-        number += 1
-    assert number > 20
 
 
 def test_an_interrupt_that_is_an_exception_is_not_taken_for_an_error_of_a_tracer(
@@ -245,18 +230,24 @@ def test_an_interrupt_that_is_an_exception_is_not_taken_for_an_error_of_a_tracer
 
 def test_an_interrupt_while_the_driver_is_let_go_of_holds_up_no_other(client: Client) -> None:
     driver = client.__connection__().driver
-    number = 0
-    while True:
+    for place in places():
         thread.acquire()
-        place = Place(number)
         with suppress(Interrupt), interrupts(place):
             driver.release()
         assert not thread._lock.locked(), place.at
         driver.users = 1  # the client's: what was interrupted may not have let go
-        if place.at is None:
-            break
-        number += 1
-    assert number > 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_lease_whose_block_was_left_by_two_interrupts_is_given_back_with_its_next_heartbeat(client: Client) -> None:
+    """The second comes in the callback that would have told the keeper of the end."""
+    task, keeper = claimed(client, ttl=4), client.__connection__().keeper
+    entered = [leasekit.lease(task)]
+    entered[0].__enter__()
+    with interrupts(callback := Place(0)):
+        entered.clear()
+    assert "Connection.owner.<locals>.dead" in str(callback.at)
+    eventually(lambda: len(keeper) == 0, within=_ENDED)
 
 
 class EnteredInVain:

@@ -10,6 +10,8 @@ could be written there:
   last statement, for the rest of a block.
 
 `old` has to match exactly once. Names of modules, functions, attributes and keywords have to be the code's.
+
+In a Lua script, `where` is its path below `adapters`, and `old` and `new` are text.
 """
 
 import ast
@@ -33,11 +35,17 @@ class NotThere(Exception):
 class Edit:
     """A replacement in one function."""
 
-    where: str  # module:qualified name of a function
+    where: str  # module:qualified name of a function, or the path of a script
     old: str
     new: str
 
+    @property
+    def is_lua(self) -> bool:
+        return self.where.endswith(".lua")
+
     def file(self, root: Path) -> Path:
+        if self.is_lua:
+            return root / "adapters" / self.where
         inner = self.where.partition(":")[0].replace(".", "/")
         for path in (
             root / folder / f"{inner}{end}" for folder in ("leasekit", "adapters") for end in (".py", "/__init__.py")
@@ -47,7 +55,10 @@ class Edit:
         raise NotThere(f"{self.where}: there is no such module")
 
     def applied(self, text: str) -> str:
-        """Apply the edit to the module's source `text`. Raises `NotThere`."""
+        """Apply the edit to the source `text`. Raises `NotThere`."""
+        if self.is_lua:
+            self._check(text.count(self.old))
+            return text.replace(self.old, self.new)
         tree = ast.parse(text)
         known = _of_module(text) | _BUILTINS | {"self", "cls"}
         old, new = _parsed(self.old, self.new)
@@ -56,15 +67,18 @@ class Edit:
             pattern = _Pattern(known)
             if pattern.fits_all(old, nodes):
                 fits.append((pattern.names, replace))
-        if len(fits) != 1:
-            times = f"is there {len(fits)} times" if fits else "is not there"
-            raise NotThere(f"{self.where}: this {times}:\n{self.old}")
+        self._check(len(fits))
         ((names, replace),) = fits
         replace([_Renamed(names).visit(node) for node in new])
         broken = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
         if unknown := _undefined(broken) - _undefined(text):
             raise NotThere(f"{self.where}: the replacement uses {', '.join(sorted(unknown))}, which is not there")
         return broken
+
+    def _check(self, fits: int) -> None:
+        if fits != 1:
+            times = f"is there {fits} times" if fits else "is not there"
+            raise NotThere(f"{self.where}: this {times}:\n{self.old}")
 
     def _function(self, tree: ast.Module) -> ast.AST:
         node: ast.AST = tree

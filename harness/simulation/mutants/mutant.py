@@ -34,6 +34,24 @@ class Mutant:
         self.why_test = why_test  # why no history shows this mutant
 
 
+def tested(why_test: str, text: str) -> dict[str, Mutant]:
+    """Return mutants that tests kill, each by one edit. Each paragraph of `text` is one of them.
+
+    NAME: what breaks
+    MODULE:FUNCTION, or a script
+    - old
+    + new
+    the test
+    """
+    mutants: dict[str, Mutant] = {}
+    for paragraph in text.strip().split("\n\n"):
+        title, where, *lines, test = paragraph.splitlines()
+        name, _, breaks = title.partition(": ")
+        old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in "-+")
+        mutants[name] = Mutant(breaks, Edit(where, old, new), test=test, why_test=why_test)
+    return mutants
+
+
 def plant(mutant: Mutant, root: Path) -> None:
     """Break the copy of the tree that is at `root`. Raises `NotThere`."""
     for edit in mutant.edits:

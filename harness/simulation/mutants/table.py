@@ -1,7 +1,8 @@
 """The mutants, by name."""
 
+from harness.simulation.mutants.beyond import BEYOND
 from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.nodes import NODES
 from harness.simulation.mutants.service import SERVICE
 
-MUTANTS = {**HOLDER, **SERVICE, **NODES}
+MUTANTS = {**HOLDER, **SERVICE, **NODES, **BEYOND}

@@ -1,0 +1,142 @@
+"""Mutants of rules that no history reaches: of processes, files, requests at their limits, and the adapters."""
+
+from collections.abc import Mapping
+
+from harness.simulation.mutants.mutant import Mutant, tested
+
+_PROCESSES = tested(
+    "in the simulation, handlers are coroutines, and nothing interrupts a user's thread",
+    """
+unguarded-executor-used: A handler begins before the guard of its executor has confirmed the end of its lease.
+_worker.process.place:Place._begins
+- run.number <= executor.confirmed
++ True
+tests/worker/process/test_guarded.py::test_an_executor_whose_guard_does_not_answer_is_given_no_body
+
+group-not-killed: The children of an executor are not killed with it.
+_worker.process.guarded_process:GuardedProcess.kill
+- os.killpg(...)
++ pass
+tests/worker/process/test_guarded_process.py::\
+test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped
+
+guard-never-armed: The guard does not kill its executor at the end of trust.
+_worker.process.guard:_Executor.arm
+- self._timers.alarm.arm(...)
++ pass
+tests/worker/process/test_guarded_process.py::\
+test_of_a_body_that_changed_its_user_nothing_runs_after_its_trust_although_its_worker_is_stopped
+
+executor-job-not-waited-for: A task is settled while a thread that its handler started goes on.
+_worker.jobs:count_in.run_counted
+- jobs.add(job)
++ pass
+tests/worker/test_jobs.py::test_a_task_is_settled_when_nothing_of_its_body_runs
+
+abandoned-lease-renewed: A lease is renewed for ever where the end of its block was interrupted.
+_driver.keeping.keeper:Keeper._look_after
+- self.abandoned(...)
++ pass
+tests/test_interrupts.py::\
+test_a_lease_whose_block_was_left_by_two_interrupts_is_given_back_with_its_next_heartbeat
+""",
+)
+
+_FILES = tested(
+    "in the simulation, no process has a file",
+    """
+store-locked-by-its-path: A server that comes to the store of another by another path is let in.
+server.store.sqlite.lock:FileLock.acquire
+- self._lock(self._path)
++ os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+tests/server/store/test_identity.py::test_a_second_server_is_refused_by_whatever_way_it_comes
+
+hard-link-accepted: A store with two names is opened, and SQLite keeps a log for each.
+server.store.sqlite.lock:FileLock._check_file
+- status.st_nlink > 1
++ False
+tests/server/store/test_identity.py::test_a_file_with_two_names_is_refused_with_what_to_do
+
+spool-of-another-version-dropped: A spool with lines that this version cannot read is deleted.
+_driver.reporting.spool:_Adopted.end
+- if self.unread:
+-     ...
+- else:
+-     ...
++ self.path.unlink(missing_ok=True)
+tests/driver/reporting/test_spool.py::test_a_file_that_cannot_be_read_to_its_end_is_kept_aside_and_the_rest_reported
+""",
+)
+
+_LIMITS = tested(
+    "histories have no requests and no settings at their limits",
+    """
+outage-without-the-slots: The outage that is survived does not count the wait for the next slot.
+config:Heartbeats._last_try
+- max(self.retry_wait, 1 / self.rate)
++ self.retry_wait
+tests/core/test_outages.py::test_an_outage_of_outage_survived_loses_no_lease_whatever_the_settings_are
+
+too-large-reported-for-ever: A settlement that no request can hold is sent all the same, and again.
+leasekit_http.backend:HttpBackend._post_items
+- if len(body) > MAX_BODY:
+-     ...
++ pass
+tests/test_too_large.py::test_a_settlement_that_fits_into_no_request_is_refused_with_its_largest_field
+
+repeats-decode-what-is-stored: Each repeat of a known id decodes the payload that is stored.
+server.roles.frontend:_Intake.take
+- known.digest
++ _canonical_digest(next(iter(self._turn.tx.entities([self._rows[task.id].seq]).values())).payload)
+tests/server/test_worst_requests.py::test_repeats_of_a_known_id_do_not_look_at_what_is_stored
+
+successors-not-counted: One request may bring any number of successors.
+wire:ResultsRequest.__post_init__
+- successors > MAX_SUCCESSORS
++ False
+tests/server/test_worst_requests.py::test_successors_are_counted_over_all_results_of_a_request
+
+nodes-not-counted: A value of any number of arrays is decoded.
+_lifecycle.validation:value_fault
+- nodes > wire.MAX_NODES
++ False
+tests/server/test_worst_requests.py::test_a_value_of_too_many_arrays_is_refused_before_it_is_decoded
+
+polls-of-all-kinds-tried: Each look tries a claim of each kind, due or not.
+server.long_poll:LongPolls.look
+- missed, self._missed = self._missed, set()
++ missed, self._missed = set(self._parked), set()
+tests/server/test_worst_requests.py::test_of_many_polls_of_many_kinds_only_one_for_each_kind_that_is_due_is_tried
+""",
+)
+
+_ON_REDIS = tested(
+    "histories run on the server's own stores",
+    """
+redis-beat-shortens-the-lease: A beat moves the end of a lease before the end that the claim granted.
+leasekit_redis/lua/beat.lua
+- math.max(end_of(i, id), now + lease.ttl)
++ now + lease.ttl
+tests/adapters/redis/test_contract_redis.py::TestRedis::test_a_beat_brings_no_end_nearer
+
+redis-gone-is-not-final: A lease that was answered *gone* is renewed after a restart of Redis.
+leasekit_redis/lua/beat.lua
+-     expire(id, lease)
++
+tests/adapters/redis/test_contract_redis.py::TestRedis::test_gone_stays_gone_after_an_interruption
+
+redis-full-for-ever: Maintenance begins with a write that a Redis with full memory refuses.
+leasekit_redis/lua/maintain.lua
+- outrank_full_memory()
++ redis.call('HSET', META, 'asked', now)
+tests/adapters/redis/test_redis_full.py::test_all_that_ends_something_or_makes_room_is_let_through
+
+redis-demoted-and-kept: A connection to a primary that has become a replica is kept.
+leasekit_redis.client:Link._call_once
+- is_displaced(error) or ...
++ False
+tests/adapters/redis/test_redis_failover.py::test_each_call_follows_the_address
+""",
+)
+
+BEYOND: Mapping[str, Mutant] = {**_PROCESSES, **_FILES, **_LIMITS, **_ON_REDIS}

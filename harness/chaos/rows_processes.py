@@ -1,6 +1,7 @@
 """Rows about processes: killed, stopped, blocked, starved; and what handlers do to their processes."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 from harness.history import Fault, Granted, Renewed, SettleAsked, Stopped
 from leasekit import Status
+from leasekit._lifecycle.states import LEASED
 from leasekit._worker.signals import LOST_EXIT_CODE
 from leasekit.config import DRIFT
 
@@ -71,7 +73,10 @@ def supervisor_killed(world: World) -> None:
 
 @scenario(1, "spool-shared", faults=("kill", "server-down"), ttl=60, start_within=60)
 def spool_shared(world: World) -> None:
-    """Two workers that share a spool finish all tasks while the server is away, and are killed: no task runs twice."""
+    """Two workers share a spool, finish all tasks while the server is away, and are killed: no task runs twice.
+
+    The spool also has a file of a later version, with a damaged line, and a pipe of such a name.
+    """
     rng = random.Random(1)
     workers = [world.work(name, supervised=True, options=["--spool", "spool"]) for name in ("first", "second")]
     for number in range(_ROUNDS):
@@ -80,6 +85,8 @@ def spool_shared(world: World) -> None:
         world.server.kill("server-down")
         world.finish(name=f"finish-{number}")
         _until_kept(world.home / "spool", set(ids))
+        if number == 0:
+            _add_strange_files(world.home / "spool")
         rng.shuffle(workers)
         for supervisor in workers:
             supervisor.kill_child()
@@ -89,14 +96,23 @@ def spool_shared(world: World) -> None:
         world.until_ended(ids)
         assert [(info.attempt, info.crashes) for info in world.infos(ids)] == [(1, 0)] * len(ids), f"round {number}"
         wait_for(lambda: all(supervisor.children for supervisor in workers), what="workers")
+    (aside,) = (world.home / "spool").glob("*.strange.jsonl.*.unread")
+    assert aside.read_bytes() == _STRANGE
 
 
 _ROUNDS = 5
+_STRANGE = b'{"kept":{"id":"x","token":"t","outcome":"success","mood":"of a later version"}}\n{"kept":{"id"\n'
+
+
+def _add_strange_files(spool: Path) -> None:
+    key = next(spool.glob("*.jsonl")).name.partition(".")[0]
+    (spool / f"{key}.strange.jsonl").write_bytes(_STRANGE)
+    os.mkfifo(spool / f"{key}.pipe.jsonl")
 
 
 def _until_kept(spool: Path, ids: set[str]) -> None:
     def kept() -> set[str]:
-        lines = [line for path in spool.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
+        lines = [line for path in spool.glob("*-*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
         entries = [json.loads(line) for line in lines if line.endswith(b"\n")]
         return {entry["kept"]["id"] for entry in entries if "kept" in entry}
 
@@ -155,6 +171,30 @@ def loop_blocked(world: World) -> None:
     world.schedule("steady", 4, seconds=0.2)
     wait_for(lambda: world.info(blocked).status.ended, what="the end of the blocked handler")
     assert world.info(blocked).attempt == 1, "it was lost"
+
+
+@scenario(6, "signals-in-blocks", faults=("interrupt",), ttl=6)
+def signals_in_blocks(world: World) -> None:
+    """Signal handlers raise while blocks are entered and left: other heartbeats go on, and no lease is left over."""
+    kept, brief = world.schedule("kept"), world.schedule("steady", 2 * _BLOCKS)
+    process = world.interrupt(_BLOCKS)
+    wait_for(lambda: "interrupted " in process.said or not process.is_alive, what="the end of all blocks")
+    times = int(process.said.rpartition("interrupted ")[2].split()[0])
+    assert times > _BLOCKS / 10, process.said[-2000:]
+    world.fault("interrupt", target=process.who)
+    world.figures.append(f"{times} of {_BLOCKS} blocks interrupted")
+    wait_for(lambda: not _held(world, brief), what="the end of their leases", within=5 * world.ttl)
+    world.until_beaten(kept)
+    world.work()
+    world.finish([*kept, *brief])
+    assert [(info.status, info.attempt) for info in world.infos(kept)] == [(Status.SUCCESS, 1)]
+
+
+_BLOCKS = 500
+
+
+def _held(world: World, ids: list[str]) -> list[str]:
+    return [info.id for info in world.all_tasks() if info.id in ids and info.status in LEASED]
 
 
 @scenario(7, "cpu-starved", faults=("hogs",), ttl=4, alone=True)

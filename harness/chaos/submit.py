@@ -2,7 +2,7 @@
 
 python -m harness.chaos.submit URL PREFIX KIND COUNT SECONDS TTL BATCH RATE
 
-Claims and beats of a task grant TTL or twice that, at random. With a RATE, so many tasks are scheduled each second,
+Claims of a task grant TTL and its beats twice that, or the other way round; both grant TTL for a few tasks. With a RATE, so many tasks are scheduled each second,
 whether or not those before them were answered (but at most 100 calls wait for their answers); without one (0), a batch
 follows the answer to the last one.
 """
@@ -29,14 +29,14 @@ def main() -> None:
 
 def _tasks(prefix: str, kind: str, count: int, *, seconds: float, ttl: float) -> Iterator[NewTask]:
     chance = random.Random(prefix)
-    ttls = (ttl, 2 * ttl)
-    for number in range(count):
+    ttls = chance.choices([(ttl, 2 * ttl), (2 * ttl, ttl), (ttl, ttl)], [4, 4, 1], k=count)
+    for number, (of_claims, of_beats) in enumerate(ttls):
         yield NewTask(
             id=f"{prefix}-{number}",
             kind=kind,
             payload={"seconds": seconds},
-            claim_timeout=chance.choice(ttls),
-            heartbeat_timeout=chance.choice(ttls),
+            claim_timeout=of_claims,
+            heartbeat_timeout=of_beats,
             max_attempts=None,
             retry=FixedDelays(waits=[0.1]),
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import cycle as cycle_of
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, Self, get_args
@@ -36,6 +37,8 @@ Service = Literal["http", "postgresql", "redis", "sqlite"]
 
 SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHONPATH
 
+_LONGER = 1.5  # times the shorter ttl of a task
+
 
 class World:
     """Processes and files in one folder. Leaving the block kills all processes."""
@@ -43,7 +46,9 @@ class World:
     def __init__(self, home: Path, *, ttl: float, cycle: float | None = None, service: Service = "http") -> None:
         self.home = home
         self._service = service
-        self.ttl = ttl
+        self.ttl = ttl  # the shorter one: of a task's beats or, for each second task, of its claims
+        names, ttls = ("claim_timeout", "heartbeat_timeout"), (_LONGER * ttl, ttl)
+        self._ttls = cycle_of([dict(zip(names, order, strict=True)) for order in (ttls, ttls[::-1])])
         self._cycle = ["--cycle", str(cycle)] if cycle is not None else []
         self._folder = home / "logs"
         self._folder.mkdir(parents=True)
@@ -211,6 +216,11 @@ class World:
             "scheduler", ["-m", "harness.chaos.submit", f"recorded+{self.through_proxy}", *arguments], role="scheduler"
         )  # fmt: skip
 
+    def interrupt(self, blocks: int) -> Process:
+        """Start a process that is interrupted by signals in so many blocks, and says so."""
+        command = ["-m", "harness.chaos.interrupted", f"recorded+{self.through_proxy}", str(blocks)]
+        return self._start("interrupted", command, role="scheduler")
+
     def _start(
         self, name: str, command: list[str], *, role: Role, slots: int = 0, environment: Mapping[str, str] | None = None
     ) -> Process:
@@ -234,10 +244,11 @@ class World:
     def schedule(
         self, kind: str, count: int = 1, *, seconds: float = 0.0, always: bool = False, until: str = "", **more: Any
     ) -> list[str]:
-        """Schedule tasks with the scenario's ttl; return their ids. `until`: they run until `finish` of that name."""
-        options = {"claim_timeout": self.ttl, "heartbeat_timeout": self.ttl, "retry": FixedDelays(waits=[0.1]), **more}
+        """Schedule tasks; return their ids. `until`: they run until `finish` of that name."""
+        options = {"retry": FixedDelays(waits=[0.1]), **more}
         payload = {"seconds": PATIENCE if until else seconds, "always": always, "until": until}
-        ids = [task.id for task in self.client.schedule_all([NewTask(kind=kind, payload=payload, **options)] * count)]
+        new = [NewTask(kind=kind, payload=payload, **{**next(self._ttls), **options}) for _ in range(count)]
+        ids = [task.id for task in self.client.schedule_all(new)]
         self.ids += ids
         return ids
 

@@ -217,8 +217,9 @@ def test_whatever_happens(seed: int, caplog: pytest.LogCaptureFixture, monkeypat
     caplog.set_level(logging.CRITICAL, logger="leasekit")
     connections = [storm.connect(f"worker-{seed}-{number}") for number in range(3)]
     clients = [client for client, _ in connections]
-    ttls = random.Random(seed).choices([20, 60, 300], k=TASKS)
-    new = [NewTask(kind="k", max_crashes=1000, claim_timeout=ttl, heartbeat_timeout=ttl) for ttl in ttls]
+    rng = random.Random(seed)
+    ttls = [rng.sample([20, 60, 300], 2) for _ in range(TASKS)]
+    new = [NewTask(kind="k", max_crashes=1000, claim_timeout=claim, heartbeat_timeout=beat) for claim, beat in ttls]
     ids = [scheduled.id for scheduled in clients[0].schedule_all(new)]
     threads = [threading.Thread(target=storm.pace)]
     for number, client in enumerate(clients):

@@ -39,7 +39,8 @@ NODE_FAULTS = (
 
 _BEATS = Heartbeats()
 _RATES = (0.0, 0.3, 1.0, 4.0)
-_TTLS = ((300.0,), (60.0, 300.0), (60.0, 600.0), (30.0, 120.0, 300.0))
+_TTLS = ((120.0, 300.0), (60.0, 300.0), (60.0, 600.0), (30.0, 120.0, 300.0), (290.0, 300.0))
+_EQUAL = 1 / 8  # of all tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Scenario:
     workers: int = 3
     slots: int = 6
     heartbeats: Heartbeats = _BEATS
-    ttls: tuple[float, ...] = (300.0,)  # each task draws one for its claims, and one for its beats
+    ttls: tuple[float, ...] = (120.0, 300.0)  # each task draws one for its claims, and another for its beats
     tasks_per_hour: float = 80.0
     longest_handler: float = 1500.0
     effect_every: float = 30.0
@@ -63,6 +64,12 @@ class Scenario:
     period: float = 5.0  # of the server's consumer
     store: str = "memory"
     nodes: int = 1  # servers over one PostgreSQL, instead of `store`, if there are several
+
+    def ttls_of_a_task(self, rng: random.Random) -> tuple[float, float]:
+        """Draw the ttl of a task's claims and that of its beats: either is the longer one, and a few are equal."""
+        is_equal = len(self.ttls) == 1 or rng.random() < _EQUAL
+        of_claims, of_beats = [rng.choice(self.ttls)] * 2 if is_equal else rng.sample(self.ttls, 2)
+        return of_claims, of_beats
 
 
 def swarm(seed: int, **others: object) -> Scenario:

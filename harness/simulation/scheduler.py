@@ -73,6 +73,7 @@ class Scheduler:
         # Only half of these: a task that waits after its lease is granted too late for two holders to be seen at once.
         counts_time_outs = kills and self._count % 2 == 0
         default_attempts = 3 if counts_time_outs else None
+        of_claims, of_beats = scenario.ttls_of_a_task(chance)
         wanted = chance.random()
         at = None if wanted > 0.1 else datetime.fromtimestamp(self._wall() + chance.uniform(0, 1800), UTC)
         return NewTask(
@@ -87,8 +88,8 @@ class Scheduler:
             max_crashes=chance.choice((0, 1, 2)) if kills else 20,
             max_runtime=longest,
             expiry="retry" if counts_time_outs else "crash",
-            claim_timeout=chance.choice(scenario.ttls),
-            heartbeat_timeout=chance.choice(scenario.ttls),
+            claim_timeout=of_claims,
+            heartbeat_timeout=of_beats,
             retry=Exponential(max=300.0),
         )
 

@@ -23,7 +23,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     "short": {
         "hours": 1.5,
         "rates": only(crawl=12.0, drop_reply=8.0, one_way=8.0, cut=6.0, pause=8.0, deaf=60.0, server_slow=12.0),
-        "ttls": (30.0,),
+        "ttls": (30.0, 45.0),
         "tasks_per_hour": 200.0,
         "longest_handler": 400.0,
     },
@@ -58,7 +58,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     "uneven": {
         "hours": 1.0,
         "rates": only(gil=20.0, stall=25.0, crawl=10.0, deaf=80.0),
-        "ttls": (60.0,),
+        "ttls": (60.0, 90.0),
         "tasks_per_hour": 300.0,
         "longest_handler": 300.0,
     },
@@ -66,7 +66,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     "unrenewed": {
         "hours": 1.5,
         "rates": only(cut=20.0, one_way=8.0, gil=30.0, pause=20.0, deaf=90.0),
-        "ttls": (60.0,),
+        "ttls": (60.0, 90.0),
         "tasks_per_hour": 200.0,
         "longest_handler": 400.0,
     },
@@ -78,7 +78,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
     "revivals": {
         "hours": 2.0,
         "rates": only(kill=30.0, duplicate=90.0, kill_after_commit=60.0),
-        "ttls": (30.0,),
+        "ttls": (30.0, 45.0),
         "period": 120.0,
         "workers": 3,
         "slots": 2,
@@ -88,7 +88,7 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "hours": 0.4,
         "rates": only(wall_forward=24.0, node_stall=60.0, node_kill=30.0, kill=10.0, cut=10.0, one_way=6.0, deaf=50.0),
         "nodes": 3,
-        "ttls": (60.0,),
+        "ttls": (60.0, 90.0),
         "longest_handler": 300.0,
         "tasks_per_hour": 200.0,
     },

@@ -90,7 +90,7 @@ bench: $(VENV)/dev $(VENV)/leasekit ## Run the benchmarks (ARGS=--quick)
 	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file" $(ARGS); done
 
 .PHONY: simulate
-simulate: $(VENV)/dev ## Simulate three thousand hours of faults, and check every promise (ten minutes)
+simulate: $(VENV)/dev ## Simulate hundreds of hours of faults, and check every promise (ten minutes)
 	@$(BIN)/python -m harness.simulation $(ARGS)
 
 .PHONY: mutants

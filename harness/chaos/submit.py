@@ -2,9 +2,9 @@
 
 python -m harness.chaos.submit URL PREFIX KIND COUNT SECONDS TTL BATCH RATE
 
-Claims of a task grant TTL and its beats twice that, or the other way round; both grant TTL for a few tasks. With a RATE, so many tasks are scheduled each second,
-whether or not those before them were answered (but at most 100 calls wait for their answers); without one (0), a batch
-follows the answer to the last one.
+Claims of a task grant TTL and its beats twice that, or the other way round; both grant TTL for a few tasks.
+With a RATE, so many tasks are scheduled each second, whether or not those before them were answered (but at most 100
+calls wait for their answers); without one (0), a batch follows the answer to the last one.
 """
 
 import asyncio

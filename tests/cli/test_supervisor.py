@@ -292,6 +292,7 @@ def outcomes(info: TaskInfo) -> list[str]:
 
 @pytest.mark.slow
 def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Place, client: leasekit.Client) -> None:
+    """Before its lease ends; `killed-under-a-long-lease` of the chaos kit holds that it takes less than a second."""
     worker = place.work().at_work()
     pid = worker.pid
     task = client.schedule(place.kind("first_waits"), claim_timeout=TTL, heartbeat_timeout=TTL)

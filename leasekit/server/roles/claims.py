@@ -53,6 +53,8 @@ class Answer:
 
 _NOTHING = Answer()
 
+_LOCKED = 0.25  # seconds until tasks that another node has locked are looked at again
+
 
 def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     """Grant due tasks to claims in order of arrival: the most urgent tasks first, then the longest due.
@@ -67,17 +69,32 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
         reap(turn)
         answers.update(_served(turn, present))
     if waiting:
-        _note_what_is_left(turn, {kind for item in waiting for kind in item.kinds}, tried=len(requests))
+        kinds = {kind for item in waiting for kind in item.kinds}
+        emptied = {kind for item in present if _took_all(item, answers.get(id(item))) for kind in item.kinds}
+        _note_what_is_left(turn, kinds, emptied, tried=len(requests))
     return [answers.get(id(item), _NOTHING) for item in requests]
 
 
-def _note_what_is_left(turn: UnitOfWork, kinds: set[str], *, tried: int) -> None:
-    """Note which of these kinds still have due tasks, and when the next are due, so that parked claims are woken."""
+def _took_all(request: WaitingClaim, answer: Answer | None) -> bool:
+    """Return whether a claim was granted less than it asked for: all that it could take."""
+    return answer is None or (answer.claimed is not None and len(answer.claimed.tasks) < request.limit)
+
+
+def _note_what_is_left(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, tried: int) -> None:
+    """Note which of these kinds still have due tasks, and when the next are due, so that parked claims are woken.
+
+    Due tasks of a kind that a claim has `emptied` are locked by another node. They are looked at again a little later:
+    a claim that was woken at once would find them locked again, and so on without an end.
+    """
     lanes = turn.tx.lanes(kinds)
     for kind in kinds.difference(lane.kind for lane in lanes if lane.due_at <= turn.now):
         turn.taken(kind)
     for lane in lanes:
-        turn.ready(lane.kind, lane.due_at, count=2 * tried)
+        if lane.due_at <= turn.now and lane.kind in emptied:
+            turn.taken(lane.kind)
+            turn.ready(lane.kind, turn.now + _LOCKED)
+        else:
+            turn.ready(lane.kind, lane.due_at, count=2 * tried)
 
 
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:

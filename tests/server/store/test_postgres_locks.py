@@ -8,8 +8,10 @@ import pytest
 
 from leasekit.errors import Unavailable
 from leasekit.server.engine import Engine
+from leasekit.server.roles import claims
 from leasekit.server.store.postgres import tx
 from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Beat, NewTask, Settlement, Task, Verdict
 from tests.postgres_server import PostgresServer, free_port
 from tests.waiting import eventually, until
@@ -114,6 +116,33 @@ async def test_tasks_that_are_not_locked_are_claimed_and_others_expire(
     claimed = await engine.claim(worker="w", kinds=["k"], limit=3, wait=0, claim_id="d")
     assert [task.id for task in claimed.tasks] == ["a", "c"]
     assert held["a"].fence < claimed.tasks[0].fence
+
+
+async def test_a_claim_that_finds_only_a_locked_task_looks_again_after_a_pause(
+    engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[set[str]] = []
+    note = claims._note_what_is_left
+
+    def noted(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, tried: int) -> None:
+        looks.append(emptied)
+        note(turn, kinds, emptied, tried=tried)
+
+    monkeypatch.setattr(claims, "_note_what_is_left", noted)
+    monkeypatch.setattr(claims, "_LOCKED", 3600)
+    await engine.schedule([NewTask(kind="k", id="d")])
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT FROM leasekit.trigger WHERE id = 'd' FOR UPDATE")
+        waiting = asyncio.create_task(engine.claim(worker="w", kinds=["k"], limit=1, wait=60, claim_id="c"))
+        await until(lambda: bool(looks))
+        for number in range(10):  # it would be woken between these
+            await engine.schedule([NewTask(kind="other", id=f"{number}")])
+        assert looks == [{"k"}]
+        monkeypatch.setattr(claims, "_LOCKED", 0.01)
+        engine._long_polls._wake("k", 1)
+        await until(lambda: len(looks) > 5)  # in pauses, until the row is free
+        connection.rollback()
+    assert [task.id for task in (await waiting).tasks] == ["d"]
 
 
 @pytest.mark.usefixtures("locked")

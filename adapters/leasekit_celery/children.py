@@ -29,6 +29,7 @@ import msgspec
 from billiard.common import REMAP_SIGTERM
 from billiard.einfo import ExceptionInfo
 from billiard.process import current_process
+from celery import states
 from celery.exceptions import Ignore, Reject, TaskPredicate, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
@@ -52,6 +53,7 @@ _AT_END = struct.calcsize("=dH")
 _TOLD = 0.0  # this moment: the lease was lost, and the pool process has said why
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the kernel's timer counts by it
 REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
+DISMISSED = "its task has rejected it before"  # the reason of a `Reject`: of another delivery of that message
 PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
 _BY_SIGNAL = range(-255, -191)  # exit codes of pool processes: 256 less than the signal's number
 _IGNORED = signal.SIGTERM if REMAP_SIGTERM else None  # by pool processes
@@ -199,6 +201,9 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def on_failure(self, exc_info: Any, *, return_ok: bool = False, **options: Any) -> Any:
         """Deal with a failure as Celery does, and end the lease in the same way if its pool process cannot."""
+        if self._is_dismissed(exc_info):
+            state.task_ready(self)
+            return self.reject(requeue=False)
         if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
             self._note, lost_at, has_ended = self._find_note() or (None, math.inf, False)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
@@ -235,6 +240,20 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             for request in state.active_requests:  # Celery has forgotten the run whose copy this message was
                 if request.id == self.id:
                     state.requests[self.id] = request
+
+    def _is_dismissed(self, exc_info: Any) -> bool:
+        """Return whether another delivery of this message was rejected before, and Celery has stored the failure."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
+        if not (isinstance(error, Reject) and error.reason == DISMISSED):
+            return False
+        if not self.store_errors:
+            return True
+        try:
+            return self.task.backend.get_state(self.id) in states.READY_STATES
+        except NotImplementedError:  # there is no result backend
+            return True
+        except Exception:  # noqa: BLE001 - whatever its result backend raises
+            return False
 
     def _outlives_limit(self) -> bool:
         """Return whether the message of this task is delivered again after a hard time limit.
@@ -291,7 +310,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Reject the message; the lease of a killed run is released before, because the message comes at once."""
-        self._end_lease(failed=not requeue)
+        self._end_lease(failed=False)
         super().reject(requeue)
 
     def _end_lease(self, *, failed: bool) -> None:

@@ -48,9 +48,10 @@ from leasekit import (
     UnknownScheme,
     Untrusted,
 )
+from leasekit.named import kind_of
 from leasekit.registry import open_backend
 from leasekit_celery import children
-from leasekit_celery.children import PUT_OFF, REVOKED, LeasedRequest, end_process
+from leasekit_celery.children import DISMISSED, PUT_OFF, REVOKED, LeasedRequest, end_process
 from leasekit_celery.outage import Outage
 from leasekit_celery.task_lease import TaskLease, attempt_number, current, lease_name, takes_lease
 
@@ -249,13 +250,9 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         `outer`: the exception that was handled when the task began.
         """
         setattr(request, _ASKED, True)
-        follows = request.retries or request.replaced_task_nesting
-        once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
         held: Lease | None = None
         try:
-            held = leasekit.lease(once).__enter__()
-            self.app.Task.outage.ends()
-            self._check_attempt(held, request)
+            held = self._obtain(request)
             if REVOKED in vars(request):
                 self._end_revoked(held, request)
             if held.attempt > 1:  # what gives a lease back, as a retry does, does not count
@@ -270,10 +267,6 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
                 children.notes.clear()
             self._put_off(request, "it has no lease", first=1.0)
             raise Ignore from None
-        except AlreadyDone:
-            self.app.Task.outage.ends()
-            logger.info("task %s was delivered again, and had ended: acknowledged without running", request.id)
-            raise Ignore from None
         except NotGranted as refused:
             self.app.Task.outage.ends()
             if refused.ended is not None:
@@ -287,6 +280,34 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             logger.log(level, "the lease of task %s cannot be obtained: %s", request.id, error)
             self._put_off(request, "it has no lease", first=1.0, level=min(level, logging.INFO))
             raise Ignore from None
+
+    def _obtain(self, request: Any) -> Lease:
+        """Return the lease of a request. Raises `Ignore` or `Reject` if its task has ended."""
+        follows = request.retries or request.replaced_task_nesting
+        once = self.app.Task.leases.once(lease_name(request.id), wait=_HANDED_ON if follows else 0)
+        try:
+            held = leasekit.lease(once).__enter__()
+            self.app.Task.outage.ends()
+            self._check_attempt(held, request)
+        except AlreadyDone:
+            self.app.Task.outage.ends()
+            self._dismiss(request)
+        return held
+
+    def _dismiss(self, request: Any) -> NoReturn:
+        """Dismiss a message whose task has ended: reject it if the task has rejected it before, else acknowledge it.
+
+        A rejection may not have reached the broker, because Celery sends it after the run: then its dead letter would
+        be missing. A message that a dead-letter exchange has sent back shows that it has.
+        """
+        if self.acks_late and "x-death" not in vars(request):
+            info = self.app.Task.leases.get(kind_of(lease_name(request.id), "once:"))
+            error = info.error if info is not None else None
+            if isinstance(error, dict) and str(error.get("message")).startswith(_rejection(request)):
+                logger.info("task %s was delivered again, and had ended: rejected again, without running", request.id)
+                raise Reject(DISMISSED, requeue=False) from None
+        logger.info("task %s was delivered again, and had ended: acknowledged without running", request.id)
+        raise Ignore from None
 
     def _check_attempt(self, held: Lease, request: Any) -> None:
         """Give the lease back and raise `AlreadyDone` if the run of this number, or a later one, has ended."""
@@ -385,6 +406,11 @@ def _sending_options(request: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _rejection(request: Any) -> str:
+    """Return how the error of a run begins that ended by `Reject`: a message of this number is rejected again."""
+    return f"the task rejected its message (attempt {attempt_number(request)}):"
+
+
 def _acks_failure(task: Any) -> bool:
     """Return whether Celery acknowledges the message of a task that has failed, so that it has ended."""
     return bool(getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout))  # Celery 5.7 has an option for each
@@ -455,7 +481,7 @@ def _settle(task: Any, state: str | None, retval: Any, **_: Any) -> None:
         task._note_end(request)
         error = Retry()
     elif state == states.REJECTED:
-        error = Fatal(repr(retval))
+        error = Fatal(f"{_rejection(request)} {retval!r}")
     elif state not in (states.SUCCESS, states.IGNORED):
         error = Fatal(repr(retval)) if _acks_failure(task) else Retry(exc=retval)
     if children.notes is not None and (error is None or isinstance(error, Fatal)):

@@ -1,5 +1,6 @@
 """`leasekit dev`: a server, a worker and a store for developing handlers; the worker restarts when code changes."""
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -56,6 +57,8 @@ def dev(
             fail("dev", "the server did not start: its message is above")
         kept = " (tasks are in memory; --store sqlite:///dev.db keeps them)" if store.startswith("memory:") else ""
         say(f"the server is at {url}{kept}")
+        if "LEASEKIT_URL" in os.environ:
+            say(f"LEASEKIT_URL is not used here: other commands reach this server with --backend {url}")
         watched = _Dev([*command, "--backend", url], server, Sources(Path.cwd()), signals, grace=grace)
         code = watched.run(interval)
     raise typer.Exit(code)

@@ -107,4 +107,5 @@ def unhandled(client: Client, kind: str) -> str:
     known = listed(client)
     if known is None or any(worker.kinds is None or kind in worker.kinds for worker in known):
         return ""
-    return f"no worker that handles {output.plain(repr(kind))} is known: start one with 'leasekit work MODULE:WORKER'"
+    none = f"no worker that handles {output.plain(repr(kind))} is known"
+    return f"{none}: start one ('leasekit work MODULE:WORKER', or your loop)"

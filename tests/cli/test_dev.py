@@ -155,6 +155,15 @@ def test_what_runs_at_a_change_is_ended_by_the_code_that_began_it(tmp_path: Path
     assert (task.attempt, task.crashes) == (1, 0)
 
 
+def test_it_says_that_the_url_of_the_environment_is_not_used(
+    tmp_path: Path, dev: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers(tmp_path, "one")
+    monkeypatch.setenv("LEASEKIT_URL", "sqlite:///other.db")
+    one = dev()
+    assert one.until(r"LEASEKIT_URL is not used here: .* --backend (\S+)\n") == one.url
+
+
 @pytest.mark.slow
 def test_code_that_does_not_compile_is_waited_out(tmp_path: Path, dev: Start) -> None:
     (tmp_path / "app.py").write_text("def broken(:\n")

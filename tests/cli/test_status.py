@@ -279,7 +279,7 @@ def test_the_error_that_killed_a_task_is_shown(run: Run, client: Client, dead: s
     assert "ExecutorDied: its executor exited with code 3" in waited.stderr
 
 
-NOBODY = "no worker that handles 'l' is known: start one with 'leasekit work MODULE:WORKER'"
+NOBODY = "no worker that handles 'l' is known: start one ('leasekit work MODULE:WORKER', or your loop)"
 
 
 def test_a_task_that_no_known_worker_handles_is_said_to_be_one(run: Run, client: Client) -> None:

@@ -131,6 +131,11 @@ def silent(self, how):
     act(self, how)
 
 
+@app.task(shared=False, bind=True, acks_late=True, acks_on_failure_or_timeout=False)
+def unaccepted(self, how):
+    act(self, how)
+
+
 class Own({base}):
     abstract = True
 
@@ -458,6 +463,19 @@ def test_a_task_whose_process_something_else_has_ended_has_failed_unless_celery_
     eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
     assert app.count("begin", task) == 1
     assert "was ended by leasekit" not in log.read_text()
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "sys.exit"])
+def test_a_task_whose_process_was_ended_runs_again_if_celery_does_not_acknowledge_failures(
+    shop: Shops, workers: Workers, tmp_path: Path, how: str
+) -> None:
+    app = shop("unaccepted", ttl=600)
+    workers("unaccepted")
+    task = app.send("unaccepted", how)
+    log = tmp_path / "unaccepted.log"
+    eventually(lambda: "WorkerLostError" in log.read_text())
+    app.send("unaccepted", how, again=task)
+    eventually(lambda: app.count("end", task))
 
 
 @pytest.mark.skipif(not hasattr(celery.Task, "retry_on_worker_lost"), reason="an option of Celery 5.7")

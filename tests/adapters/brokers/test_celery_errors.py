@@ -11,6 +11,7 @@ from typing import Any
 
 import celery
 import pytest
+from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
@@ -26,7 +27,7 @@ from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit_celery import leased
-from leasekit_celery.children import LeasedRequest
+from leasekit_celery.children import DISMISSED, LeasedRequest
 from leasekit_celery.leased import LeasedTask
 from leasekit_celery.outage import Outage
 from tests.injecting import Place, interrupts
@@ -599,6 +600,65 @@ def test_a_task_runs_again_if_it_gives_its_message_back_and_never_if_it_dismisse
         with suppress(Ignore):
             traced.deliver(later)
     assert (len(runs), traced.status) == (times, status)
+
+
+@pytest.mark.parametrize(("acks_late", "number", "again"), [
+    (True, {}, ["REJECTED"]),
+    (True, {"retries": 1}, ["IGNORED"]),  # the message of another attempt
+    (True, {"x-death": [{"count": 1}]}, ["IGNORED"]),  # it was sent back by a dead-letter exchange
+    (False, {}, ["IGNORED"]),  # its message was acknowledged before the run
+])  # fmt: skip
+def test_a_copy_of_a_message_that_its_task_has_rejected_is_rejected_too(
+    traced: Traced, *, acks_late: bool, number: dict[str, Any], again: list[str]
+) -> None:
+    ended: list[str] = []
+
+    def hear(state: str, **_: object) -> None:
+        ended.append(state)
+
+    @traced.app.task(shared=False, acks_late=acks_late)  # type: ignore[untyped-decorator]
+    def never() -> None:
+        raise Reject("never")
+
+    signals.task_postrun.connect(hear)
+    traced.deliver(never)
+    traced.deliver(never, number=number)
+    signals.task_postrun.disconnect(hear)
+    assert ended == ["REJECTED", *again]
+
+
+@pytest.mark.parametrize(("stored", "states"), [(True, ["FAILURE"]), (False, ["FAILURE", "FAILURE"])])
+def test_a_message_is_rejected_again_though_its_failure_is_stored_and_sent_once(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch, *, stored: bool, states: list[str]
+) -> None:
+    kept: list[str] = []
+    rejected: list[bool] = []
+    store = traced.app.backend.store_result
+
+    def keep(task_id: str, result: object, state: str, *args: Any, **options: Any) -> None:
+        kept.append(state)
+        if stored or len(kept) > 1:
+            store(task_id, result, state, *args, **options)
+
+    monkeypatch.setattr(traced.app.backend, "store_result", keep)
+    for reason in ("never", DISMISSED):
+        message = SimpleNamespace(
+            headers={"id": traced.id, "task": traced.task.name},
+            body=b"",
+            content_type=None,
+            content_encoding=None,
+            payload=((), {}, {}),
+            delivery_info={},
+            properties={},
+        )
+        request = traced.task.Request(
+            message, app=traced.app, task=traced.task, on_reject=lambda *given: rejected.append(given[-1])
+        )
+        try:
+            raise Reject(reason)
+        except Reject:
+            request.on_failure(ExceptionInfo(), return_ok=True)
+    assert (kept, rejected) == (states, [False, False])
 
 
 def test_a_task_that_is_replaced_by_several_leaves_its_lease_to_them(

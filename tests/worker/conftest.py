@@ -108,3 +108,9 @@ def at_work(request: pytest.FixtureRequest) -> AtWork:
             raise errors[0]
 
     return at_work
+
+
+def gives_back(faulty: Faulty) -> bool:
+    """Whether the last call for tasks ended the claim before it, to give back what that may have got."""
+    claims = [call.options for call in list(faulty.log) if call.kind == "claim"]
+    return len(claims) > 1 and claims[-1]["limit"] == 0 and claims[-1]["claim_id"] == claims[-2]["claim_id"]

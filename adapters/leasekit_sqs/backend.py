@@ -162,11 +162,11 @@ class SqsBackend:
             # The deletion was applied, and its answer lost: while this lease lasted, no other worker had the message.
             self.receipts.settled(receipt, receipt.deleted_as)
             return _gone(receipt.id, "settled")
-        if error is not None:
-            return self._failure_of_beat(receipt, error)
         # SQS answers success too if the message had become visible before the request came, and hides nothing.
         if self._clock() >= receipt.until:
             return _gone(receipt.id, "expired")
+        if error is not None:
+            return self._failure_of_beat(receipt, error)
         receipt.hidden(asked_at, grant)
         receipt.is_kept = True
         if self._comparison is not None and receipt.has_queues_timeout is not False:

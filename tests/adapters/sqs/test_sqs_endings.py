@@ -538,7 +538,7 @@ async def test_a_beat_that_waited_does_not_leave_too_late(
     backend = connected(ttl=30)
     (task,) = await received(backend, aws)
     delay(30.0)
-    assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "failed"
+    assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "gone"
     assert not aws.asked(CHANGE)
 
 

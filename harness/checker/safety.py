@@ -390,7 +390,9 @@ def _s11_dedupe(lives: Lives, rules: Rules) -> Iterator[Violation]:
         if key in firsts:
             first, answered = firsts[key]
             window = first.dedupe_window
-            counts = window is None or answer.at < first.at + window * (1 - rules.drift)
+            # A window ends by the clock of due times, which follows steps forward.
+            is_open = rules.due_slack is not None and answer.at < first.at + (window or 0.0) * (1 - rules.drift)
+            counts = window is None or is_open
             if counts and answered.task != answer.task:
                 why = f"it was created although {answered.task} has its key"
                 yield Violation(rule="S11", task=answer.task, why=why, events=[first, answered, asked, answer])

@@ -1,7 +1,9 @@
 """A Dramatiq message that cannot be run now is never lost, and never run without its lease: whatever else fails."""
 
 import asyncio
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -341,6 +343,11 @@ def test_one_that_fails_for_good_is_retried_as_dramatiq_decides_and_then_a_dead_
 # Async actors
 
 
+def functions_of(thread: int) -> set[str]:
+    """Return the names of the functions that a thread is in."""
+    return {entry.name for entry in traceback.extract_stack(sys._current_frames()[thread])}
+
+
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when Dramatiq waits for a coroutine no longer, and the middleware does."""
@@ -408,8 +415,10 @@ def test_an_async_actor_that_was_cancelled_before_its_loop_began_it_holds_up_no_
     try:
         assert busy.wait(30)
         shop.broker.enqueue(shop.message)
-        eventually(lambda: shop.status == "processing")
-        raise_thread_exception(shop.worker.workers[0].ident, TimeLimitExceeded)  # type: ignore[no-untyped-call]
+        thread = shop.worker.workers[0].ident
+        assert thread is not None
+        eventually(lambda: {"run_coroutine", "result"} <= functions_of(thread))
+        raise_thread_exception(thread, TimeLimitExceeded)  # type: ignore[no-untyped-call]
         assert waits.wait(30)
         assert shop.status == "processing"
         go.set()

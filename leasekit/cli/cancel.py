@@ -32,11 +32,9 @@ def cancel(
     named: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--named", help="These are names of leases: ask their holders to give them back.")
     ] = False,
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    *,
+    service: options.Service,
+    as_json: options.Json = False,
 ) -> None:
     """Cancel tasks, whether they wait or run.
 
@@ -46,7 +44,7 @@ def cancel(
     if named:
         task_ids = [kind_of(name) for name in task_ids]
     verdicts: list[Verdict] = []
-    with connected(backend, options.service(header, ca, proxy)) as client:
+    with connected(service) as client:
         for start in range(0, len(task_ids), _BATCH):
             verdicts += client.cancel(*task_ids[start : start + _BATCH])
     for verdict in verdicts:

@@ -2,10 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn
 
 import typer
 
+from leasekit.cli.options import with_service
 from leasekit.errors import ConfigError, LeasekitError, Refused, UnknownScheme
 
 FAILED = 1
@@ -13,16 +14,15 @@ WRONG_USAGE = 2
 DAMAGED = 65  # EX_DATAERR: starting it again does not help
 INTERRUPTED = 130
 
-P = ParamSpec("P")
 
-
-def spoken(command: Callable[P, None]) -> Callable[P, None]:
+def spoken(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command: leasekit's errors are printed as one sentence instead of raised, and Ctrl-C ends it silently."""
+    run = with_service(command)
 
-    @functools.wraps(command)
-    def speaking(*args: P.args, **kwargs: P.kwargs) -> None:
+    @functools.wraps(run)
+    def speaking(**options: Any) -> None:
         try:
-            command(*args, **kwargs)
+            run(**options)
         except (ConfigError, UnknownScheme) as error:
             fail(command.__name__, sentence(error), WRONG_USAGE)
         except LeasekitError as error:

@@ -31,19 +31,17 @@ Examples:
 
 @spoken
 def nodes(
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    watch: options.Watch = False,  # noqa: FBT002 - a flag
+    *,
+    service: options.Service,
+    watch: options.Watch = False,
     interval: options.Interval = 1.0,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    as_json: options.Json = False,
 ) -> None:
     """List the servers, and other processes that have the store open.
 
     Those that have left, or died, stay in the list for ten minutes.
     """
-    with connected(backend, options.service(header, ca, proxy)) as client:
+    with connected(service) as client:
         if not watch:
             print_nodes(client.nodes(), as_json=as_json)
         elif as_json or not output.on_terminal():

@@ -1,8 +1,10 @@
 """Options that several commands share, and their meaning."""
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -45,6 +47,38 @@ def age(text: str) -> float:
         return duration("the age", text)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+class Service(NamedTuple):
+    """The service that a command uses: a command with a parameter `service` has the options that say which, and how."""
+
+    url: str
+    options: ServiceOptions
+
+    @staticmethod
+    def named_by(
+        *, backend: Backend = DEFAULT_URL, header: Header = None, ca: Ca = None, proxy: Proxy = None
+    ) -> "Service":
+        return Service(backend, service(header, ca, proxy))
+
+
+def with_service(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its parameter `service` in the place of that parameter, if it has one."""
+    taken = inspect.signature(command).parameters
+    if "service" not in taken:
+        return command
+    options = inspect.signature(Service.named_by).parameters
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        service = Service.named_by(**{name: given.pop(name) for name in options})
+        command(service=service, **given)
+
+    shown = [one for name, each in taken.items() for one in (options.values() if name == "service" else [each])]
+    shown = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shown]
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in shown}
+    return run
 
 
 def service(header: Sequence[str] | None, ca: str | None, proxy: str | None) -> ServiceOptions:

@@ -38,11 +38,9 @@ def purge(
     vacuum: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--vacuum", help="Then give free space of the file back to the disk (not on Redis).")
     ] = False,
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    *,
+    service: options.Service,
+    as_json: options.Json = False,
 ) -> None:
     """Remove tasks that have ended, with their results and history.
 
@@ -55,7 +53,7 @@ def purge(
         raise typer.BadParameter("it contradicts --yes", param_hint="--dry-run")
     if vacuum and not yes:
         raise typer.BadParameter("it goes with --yes", param_hint="--vacuum")
-    with connected(backend, options.service(header, ca, proxy)) as client:
+    with connected(service) as client:
         purged = client.purge(kind=kind, status=status, older_than=older_than, dry_run=not yes)
         _print(purged, as_json=as_json, removed=yes)
         if vacuum:

@@ -2,7 +2,8 @@
 
 import enum
 from collections import Counter
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -41,6 +42,7 @@ class _Ended(enum.Enum):
 @spoken
 def redrive(
     task_ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="The tasks.")] = None,
+    *,
     kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
     ended_as: Annotated[
         _Ended | None, typer.Option("--status", "-s", help="Only tasks in this status; without it, dead ones.")
@@ -48,12 +50,9 @@ def redrive(
     collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")] = 1000,
     rate: Annotated[int | None, typer.Option(min=1, help="Tasks a second, at most.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would go.")] = False,  # noqa: FBT002 - a flag
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would go.")] = False,
+    service: options.Service,
+    as_json: options.Json = False,
 ) -> None:
     """Make dead tasks ready again.
 
@@ -64,42 +63,43 @@ def redrive(
     status = None if ended_as is None else Status(ended_as.value)
     if bool(task_ids) is bool(kind or status or collection):
         raise ConfigError("name tasks, or select them by --kind, --status or --collection")
-    counts, is_moving = Counter[str](), False
-
-    def show(answer: Redriven) -> None:
-        nonlocal is_moving
-        for verdict in answer.tasks:
-            counts[verdict.verdict] += 1
-            _print(verdict, as_json=as_json)
-        if is_moving := answer.moving is not None:
-            output.print_line(["moving", answer.moving])
-
-    with connected(backend, options.service(header, ca, proxy)) as client:
-        if task_ids:
-            for start in range(0, len(task_ids), _BATCH):
-                show(client.redrive(*task_ids[start : start + _BATCH], rate=rate, dry_run=dry_run))
-        else:
-            left, cursor = limit or max(1, _dead(client, kind, status)), None
-            while left > 0:
-                answer = client.redrive(
-                    kind=kind,
-                    status=status,
-                    collection=collection,
-                    cursor=cursor,
-                    limit=min(left, _BATCH),
-                    rate=rate,
-                    dry_run=dry_run,
-                )
-                show(answer)
-                left, cursor = left - len(answer.tasks), answer.cursor
-                if cursor is None:
-                    break
-            if cursor is not None and limit:
-                typer.echo("leasekit redrive: there are more: raise --limit; 0 takes all", err=True)
-            if not counts and not is_moving:
-                typer.echo(f"leasekit redrive: {_no_match(client, kind, status or Status.DEAD, collection)}", err=True)
+    counts, cursor, is_moving = Counter[str](), None, False
+    with connected(service) as client:
+        left = limit or max(1, _dead(client, kind, status))
+        answers = (
+            _redriven(client, task_ids, rate=rate, dry_run=dry_run)
+            if task_ids
+            else _matching(client, left, kind=kind, status=status, collection=collection, rate=rate, dry_run=dry_run)
+        )
+        for answer in answers:
+            cursor, is_moving = answer.cursor, answer.moving is not None
+            for verdict in answer.tasks:
+                counts[verdict.verdict] += 1
+                _print(verdict, as_json=as_json)
+            if is_moving:
+                output.print_line(["moving", answer.moving])
+        if cursor is not None and limit:
+            typer.echo("leasekit redrive: there are more: raise --limit; 0 takes all", err=True)
+        if not (task_ids or counts or is_moving):
+            typer.echo(f"leasekit redrive: {_no_match(client, kind, status or Status.DEAD, collection)}", err=True)
     if bad := counts["failed"] + counts["gone"]:
         fail("redrive", f"{bad} of {counts.total()} tasks cannot be redriven: the reasons are above")
+
+
+def _redriven(client: Client, task_ids: list[str], **how: Any) -> Iterator[Redriven]:
+    for start in range(0, len(task_ids), _BATCH):
+        yield client.redrive(*task_ids[start : start + _BATCH], **how)
+
+
+def _matching(client: Client, left: int, **how: Any) -> Iterator[Redriven]:
+    """Redrive at most `left` tasks that match, and yield the answer of each batch."""
+    cursor: str | None = None
+    while left > 0:
+        answer = client.redrive(cursor=cursor, limit=min(left, _BATCH), **how)
+        yield answer
+        left, cursor = left - len(answer.tasks), answer.cursor
+        if cursor is None:
+            return
 
 
 def _no_match(client: Client, kind: str | None, status: Status, collection: str | None) -> str:

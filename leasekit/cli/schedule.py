@@ -53,56 +53,65 @@ def _attempts(text: str) -> int | None:
     raise typer.BadParameter(f"{text!r} is not a number of attempts: write 1 to 1000000, or none for no limit")
 
 
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="Kind of the task.", show_default=False)]
+Payload = Annotated[str, typer.Argument(metavar="PAYLOAD", help="JSON for the handler; - reads it from stdin.")]
+TaskId = Annotated[str | None, typer.Option("--id", help="Your own id: the same id is scheduled once.")]
+Priority = Annotated[int, typer.Option(min=0, max=4, help="0 is the most urgent.")]
+At = Annotated[datetime | None, typer.Option(parser=_moment, metavar="TIME", help="Not before this time (RFC 3339).")]
+Delay = Annotated[
+    float | None, typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds have passed.")
+]
+After = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID", help="Not before the task with this id has succeeded; may be given several times."),
+]
+DedupeKey = Annotated[str | None, typer.Option(help="One task for each kind and key.")]
+Collection = Annotated[str | None, typer.Option(help="A name under which the task can be listed.")]
+MaxAttempts = Annotated[
+    int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit.")
+]
+RetryWait = Annotated[
+    list[float] | None,
+    typer.Option(min=0, help="Seconds before the next attempt; given again for later ones, the last for all others."),
+]
+MaxCrashes = Annotated[int | None, typer.Option(min=0, help="Runs whose worker may vanish. Default: 5.")]
+MaxRuntime = Annotated[float | None, typer.Option(min=2, help="Seconds that a run may take.")]
+ClaimTimeout = Annotated[
+    float | None, typer.Option(min=2, help="Ttl that a claim grants. Default: --heartbeat-timeout.")
+]
+HeartbeatTimeout = Annotated[float | None, typer.Option(min=2, help="Ttl that a heartbeat grants. Default: 300.")]
+Expiry = Annotated[
+    Literal["crash", "retry"], typer.Option(help="How a run that times out counts: as a crash, or as an attempt.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")]
+Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")]
+RetryFor = Annotated[float, typer.Option(min=0, help="Seconds to go on trying while the service is away.")]
+
+
 @spoken
 def schedule(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="Kind of the task.", show_default=False)],
-    payload: Annotated[
-        str, typer.Argument(metavar="PAYLOAD", help="JSON for the handler; - reads it from stdin.")
-    ] = "null",
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    task_id: Annotated[str | None, typer.Option("--id", help="Your own id: the same id is scheduled once.")] = None,
-    priority: Annotated[int, typer.Option(min=0, max=4, help="0 is the most urgent.")] = 2,
-    at: Annotated[
-        datetime | None,
-        typer.Option(parser=_moment, metavar="TIME", help="Not before this time (RFC 3339)."),
-    ] = None,
-    delay: Annotated[
-        float | None,
-        typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds have passed."),
-    ] = None,
-    after: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID", help="Not before the task with this id has succeeded; may be given several times."),
-    ] = None,
-    dedupe_key: Annotated[str | None, typer.Option(help="One task for each kind and key.")] = None,
-    collection: Annotated[str | None, typer.Option(help="A name under which the task can be listed.")] = None,
-    max_attempts: Annotated[
-        int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit.")
-    ] = _MAX_ATTEMPTS,
-    retry_wait: Annotated[
-        list[float] | None,
-        typer.Option(
-            min=0, help="Seconds before the next attempt; given again for later ones, the last for all others."
-        ),
-    ] = None,
-    max_crashes: Annotated[int | None, typer.Option(min=0, help="Runs whose worker may vanish. Default: 5.")] = None,
-    max_runtime: Annotated[float | None, typer.Option(min=2, help="Seconds that a run may take.")] = None,
-    claim_timeout: Annotated[
-        float | None, typer.Option(min=2, help="Ttl that a claim grants. Default: --heartbeat-timeout.")
-    ] = None,
-    heartbeat_timeout: Annotated[
-        float | None, typer.Option(min=2, help="Ttl that a heartbeat grants. Default: 300.")
-    ] = None,
-    expiry: Annotated[
-        Literal["crash", "retry"], typer.Option(help="How a run that times out counts: as a crash, or as an attempt.")
-    ] = "crash",
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")] = False,  # noqa: FBT002 - a flag
-    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")] = None,
-    retry_for: Annotated[float, typer.Option(min=0, help="Seconds to go on trying while the service is away.")] = 0,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    kind: Kind,
+    payload: Payload = "null",
+    *,
+    service: options.Service,
+    task_id: TaskId = None,
+    priority: Priority = 2,
+    at: At = None,
+    delay: Delay = None,
+    after: After = None,
+    dedupe_key: DedupeKey = None,
+    collection: Collection = None,
+    max_attempts: MaxAttempts = _MAX_ATTEMPTS,
+    retry_wait: RetryWait = None,
+    max_crashes: MaxCrashes = None,
+    max_runtime: MaxRuntime = None,
+    claim_timeout: ClaimTimeout = None,
+    heartbeat_timeout: HeartbeatTimeout = None,
+    expiry: Expiry = "crash",
+    wait: Wait = False,
+    timeout: Timeout = None,
+    retry_for: RetryFor = 0,
+    as_json: options.Json = False,
 ) -> None:
     """Schedule a task and print its id.
 
@@ -121,23 +130,27 @@ def schedule(
     chosen: TaskOptions = {"priority": priority, "expiry": expiry, "max_attempts": max_attempts}
     chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     value = _parsed(payload)
-    with connected(backend, options.service(header, ca, proxy), retry_for=retry_for, may_create=True) as client:
+    with connected(service, retry_for=retry_for, may_create=True) as client:
         created = missing_file(client.url)
         scheduled = client.schedule(kind, value, **chosen)
         if created:
             typer.echo(f"leasekit schedule: created a new store: {created}", err=True)
         _print_scheduled(scheduled, wait=wait, as_json=as_json)
         if wait:
-            if not scheduled.status.ended and (note := unhandled(client, kind)):
-                typer.echo(f"leasekit schedule: {note}", err=True)
-            try:
-                ended = _wait_until_ended(client, scheduled.id, within=timeout)
-            except KeyboardInterrupt:
-                task = scheduled.id
-                look = f"leasekit status {task} shows it, leasekit cancel {task} ends it"
-                typer.echo(f"leasekit schedule: the task goes on: {look}", err=True)
-                raise
-            _print_end(ended, as_json=as_json)
+            _print_end(_ended(client, kind, scheduled, within=timeout), as_json=as_json)
+
+
+def _ended(client: Client, kind: str, scheduled: Scheduled, *, within: float | None) -> TaskInfo:
+    """Return the task once it has ended; say so if no worker has its kind, or if the user stops waiting."""
+    if not scheduled.status.ended and (note := unhandled(client, kind)):
+        typer.echo(f"leasekit schedule: {note}", err=True)
+    try:
+        return _wait_until_ended(client, scheduled.id, within=within)
+    except KeyboardInterrupt:
+        task = scheduled.id
+        look = f"leasekit status {task} shows it, leasekit cancel {task} ends it"
+        typer.echo(f"leasekit schedule: the task goes on: {look}", err=True)
+        raise
 
 
 def _parsed(payload: str) -> Any:

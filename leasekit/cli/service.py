@@ -10,22 +10,21 @@ from typing import TypeVar
 import typer
 
 import leasekit
-from leasekit.cli.options import DEFAULT_URL
-from leasekit.client import Client, ServiceOptions
+from leasekit.cli.options import DEFAULT_URL, Service
+from leasekit.client import Client
 from leasekit.errors import LeasekitError, MissingDependency, Throttled, Unavailable
 
 T = TypeVar("T")
 
 
 @contextmanager
-def connected(
-    url: str, options: ServiceOptions, *, retry_for: float = 0, may_create: bool = False
-) -> Generator[Client]:
+def connected(service: Service, *, retry_for: float = 0, may_create: bool = False) -> Generator[Client]:
     """Give a client whose calls are not repeated, or only for `retry_for` seconds: a person waits for the answer.
 
     If the service does not answer, the error says what to do about it. A file that does not exist is an error too,
     because a mistyped path would show an empty store, unless the command `may_create` it.
     """
+    url, options = service
     os.environ["LEASEKIT_URL"] = url  # the service that LEASEKIT_HEADERS is for
     try:
         client = leasekit.connect(url, retry_for=retry_for, **options)

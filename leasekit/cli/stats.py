@@ -26,14 +26,12 @@ Examples:
 
 @spoken
 def stats(
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    *,
+    service: options.Service,
+    as_json: options.Json = False,
 ) -> None:
     """Count the tasks of each kind in each status."""
-    with connected(backend, options.service(header, ca, proxy)) as client:
+    with connected(service) as client:
         found = client.stats()
     kinds = found.kinds
     if as_json:

@@ -40,19 +40,17 @@ Examples:
 @spoken
 def status(
     task_id: Annotated[str | None, typer.Argument(metavar="ID", help="One task; without it, all.")] = None,
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    watch: options.Watch = False,  # noqa: FBT002 - a flag
+    *,
+    service: options.Service,
+    watch: options.Watch = False,
     interval: options.Interval = 1.0,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    as_json: options.Json = False,
 ) -> None:
     """Show one task, or an overview of all.
 
     A task is shown with its history; without an id, all are counted by kind and status, beside the workers.
     """
-    with connected(backend, options.service(header, ca, proxy)) as client:
+    with connected(service) as client:
         view = _Task(client, task_id) if task_id is not None else _Overview(client)
         if not watch:
             view.look()

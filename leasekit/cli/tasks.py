@@ -54,46 +54,52 @@ def _names(incomplete: str) -> list[str]:
 
 Pages = Callable[[str | None, int], Page]
 
+Kind = Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")]
+Statuses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--status",
+        "-s",
+        metavar="STATUS",
+        autocompletion=_names,
+        help="Only tasks in this status, or failed: dead, fatal_failure, dropped. May be given several times.",
+    ),
+]
+Since = Annotated[
+    float | None,
+    typer.Option(
+        parser=options.age,
+        metavar="AGE",
+        help="Only tasks that ended within this time, or were scheduled if they have not: seconds, 12h or 7d.",
+    ),
+]
+Collection = Annotated[str | None, typer.Option(help="Only tasks of this collection.")]
+Worker = Annotated[str | None, typer.Option(help="Only tasks that this worker holds, or held last.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Show the newest, then each task that is new or changes its status.")
+]
+Newest = Annotated[bool, typer.Option("--newest", help="Newest first.")]
+Wide = Annotated[
+    bool, typer.Option("--wide", "-w", help="All columns, and nothing cut, however narrow the terminal is.")
+]
+
 
 @spoken
 def tasks(
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
-    status: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--status",
-            "-s",
-            metavar="STATUS",
-            autocompletion=_names,
-            help="Only tasks in this status, or failed: dead, fatal_failure, dropped. May be given several times.",
-        ),
-    ] = None,
-    since: Annotated[
-        float | None,
-        typer.Option(
-            parser=options.age,
-            metavar="AGE",
-            help="Only tasks that ended within this time, or were scheduled if they have not: seconds, 12h or 7d.",
-        ),
-    ] = None,
-    collection: Annotated[str | None, typer.Option(help="Only tasks of this collection.")] = None,
-    worker: Annotated[str | None, typer.Option(help="Only tasks that this worker holds, or held last.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")] = 100,
-    follow: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--follow", "-f", help="Show the newest, then each task that is new or changes its status.")
-    ] = False,
-    newest: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--newest", help="Newest first.")
-    ] = False,
-    wide: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--wide", "-w", help="All columns, and nothing cut, however narrow the terminal is.")
-    ] = False,
+    *,
+    service: options.Service,
+    kind: Kind = None,
+    status: Statuses = None,
+    since: Since = None,
+    collection: Collection = None,
+    worker: Worker = None,
+    limit: Limit = 100,
+    follow: Follow = False,
+    newest: Newest = False,
+    wide: Wide = False,
     interval: options.Interval = 1.0,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    as_json: options.Json = False,
 ) -> None:
     """List tasks, or follow them as they change.
 
@@ -102,29 +108,29 @@ def tasks(
     """
     statuses = _statuses(status or [])
     begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
-    with connected(backend, options.service(header, ca, proxy)) as client:
+
+    def is_recent(task: TaskInfo) -> bool:
+        return begin is None or _last_change(task) >= begin
+
+    with connected(service) as client:
         if follow:
             # Filtered here: the service lists other tasks too, so that every change is seen.
             def wanted(task: TaskInfo) -> bool:
-                is_recent = begin is None or _last_change(task) >= begin
-                return is_recent and (not statuses or task.status in statuses) and worker in (None, task.worker)
+                return is_recent(task) and (not statuses or task.status in statuses) and worker in (None, task.worker)
 
             _follow(client, kind, collection, wanted, limit=limit, every=interval, as_json=as_json)
             return
-
-        def pages(status: Status | None, cursor: str | None, size: int) -> Page:
-            return client.list_tasks(
-                kind=kind, status=status, collection=collection, worker=worker, newest=newest, cursor=cursor, limit=size
-            )
-
-        listings = [all_tasks(partial(pages, one)) for one in statuses or (None,)]
-        found: Iterator[TaskInfo] = heapq.merge(*listings, key=_scheduled_at, reverse=newest)
-        if begin is not None:
-            found = (task for task in found if _last_change(task) >= begin)
+        chosen = partial(client.list_tasks, kind=kind, collection=collection, worker=worker, newest=newest)
+        listings = [all_tasks(partial(_page, partial(chosen, status=one))) for one in statuses or (None,)]
+        found = filter(is_recent, heapq.merge(*listings, key=_scheduled_at, reverse=newest))
         ended = bool(statuses) and all(one.ended for one in statuses)
         _print(found if limit == 0 else islice(found, limit), ended=ended, as_json=as_json, wide=wide)
         if next(found, None) is not None:
             typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
+
+
+def _page(listed: Callable[..., Page], cursor: str | None, size: int) -> Page:
+    return listed(cursor=cursor, limit=size)
 
 
 def _statuses(names: Sequence[str]) -> list[Status]:

@@ -34,19 +34,17 @@ Examples:
 
 @spoken
 def workers(
-    backend: options.Backend = options.DEFAULT_URL,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    proxy: options.Proxy = None,
-    watch: options.Watch = False,  # noqa: FBT002 - a flag
+    *,
+    service: options.Service,
+    watch: options.Watch = False,
     interval: options.Interval = 1.0,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    as_json: options.Json = False,
 ) -> None:
     """List the workers that hold tasks, or were lately heard of.
 
     Not every backend can list workers; a leasekit server can.
     """
-    with connected(backend, options.service(header, ca, proxy)) as client:
+    with connected(service) as client:
         if not watch:
             print_workers(client.workers(), as_json=as_json)
         elif as_json or not output.on_terminal():

@@ -118,44 +118,23 @@ class Operating:
         check_ids(task_ids)
         check_number("limit", limit, unit="", least=1, whole=True)
         check_number("rate", rate, unit="", least=1, whole=True, or_none=True)
-        backend = _require_redriver(connection.backend)
-        redrive_id, dry_run = uuid.uuid4().hex, options["dry_run"]
-
-        async def ask(ids: Sequence[str], **more: Any) -> Redriven:
-            return await repeat_until_answered(partial(backend.redrive, ids, **more), self._retry_for)
-
-        async def batch(ids: Sequence[str]) -> Redriven:
-            answer = await ask(ids, redrive_id=redrive_id, dry_run=dry_run)
-            redriven = [task.id for task in answer.tasks if task.verdict == "redriven"]
-            if redriven and self.hooks.active:
-                self.hooks(hooks.Redriven(at=connection.clock.now(), task_ids=redriven))
-            return answer
-
-        async def page(size: int) -> Redriven:
-            # Selected first: a repeated request for ids has the same answer, and one for a filter would find others.
-            selected = await ask((), **{**options, "dry_run": True}, cursor=cursor, limit=size)
-            ids = [task.id for task in selected.tasks if task.verdict == "redrivable"]
-            if dry_run or not ids:
-                return selected
-            done = {task.id: task for task in (await batch(ids)).tasks}
-            return Redriven(tasks=[done.get(task.id, task) for task in selected.tasks], cursor=selected.cursor)
-
-        if not isinstance(backend, Scheduler):  # it does not know single tasks, and redrives in the background
-            return await ask(task_ids, **options, rate=rate)
+        service = _Redriving(connection, _require_redriver(connection.backend), self._retry_for, self.hooks, options)
+        if not isinstance(connection.backend, Scheduler):  # it knows no single tasks, and redrives in the background
+            return await service.ask(task_ids, **options, rate=rate)
         if task_ids and any(options[name] is not None for name in ("kind", "status", "collection")):
             raise TypeError("redrive() got ids and filters: give either")
-        size, left, answer = min(_BATCH, rate or _BATCH), list(task_ids), Redriven()
+        size, left, answer = min(_BATCH, rate or _BATCH), task_ids, Redriven()
         while True:
             began_at = connection.clock.now()
             if task_ids:
-                more, left = await batch(left[:size]), left[size:]
+                more, left = await service.redrive(left[:size]), left[size:]
             else:
-                more = await page(min(size, limit - len(answer.tasks)))
+                more = await service.redrive_matching(cursor, min(size, limit - len(answer.tasks)))
                 cursor = more.cursor
             answer = Redriven(tasks=[*answer.tasks, *more.tasks], cursor=cursor)
             if not left and cursor is None:
                 return answer
-            if rate is not None and not dry_run:
+            if rate is not None and not options["dry_run"]:
                 await connection.clock.wait(asyncio.Event(), began_at + len(more.tasks) / rate)
             if not task_ids and len(answer.tasks) >= limit:
                 return answer
@@ -252,6 +231,43 @@ class Operating:
 
     async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
         return await self._session.connection().arun(repeat_until_answered(call, self._retry_for, at_most))
+
+
+class _Redriving:
+    """The requests of one call of `redrive`, which share an id: a repeated one has the first one's answer."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        service: Redriver,
+        retry_for: float | None,
+        on_event: hooks.Hooks,
+        options: dict[str, Any],
+    ) -> None:
+        self._clock, self._service, self._retry_for = connection.clock, service, retry_for
+        self._hooks, self._options = on_event, options
+        self._redrive_id = uuid.uuid4().hex
+
+    async def ask(self, ids: Sequence[str], **more: Any) -> Redriven:
+        return await repeat_until_answered(partial(self._service.redrive, ids, **more), self._retry_for)
+
+    async def redrive(self, ids: Sequence[str]) -> Redriven:
+        """Redrive these tasks."""
+        answer = await self.ask(ids, redrive_id=self._redrive_id, dry_run=self._options["dry_run"])
+        redriven = [task.id for task in answer.tasks if task.verdict == "redriven"]
+        if redriven and self._hooks.active:
+            self._hooks(hooks.Redriven(at=self._clock.now(), task_ids=redriven))
+        return answer
+
+    async def redrive_matching(self, cursor: str | None, size: int) -> Redriven:
+        """Redrive the next tasks that match the filters."""
+        # Selected first: a repeated request for ids has the same answer, and one for a filter would find others.
+        selected = await self.ask((), **{**self._options, "dry_run": True}, cursor=cursor, limit=size)
+        ids = [task.id for task in selected.tasks if task.verdict == "redrivable"]
+        if self._options["dry_run"] or not ids:
+            return selected
+        done = {task.id: task for task in (await self.redrive(ids)).tasks}
+        return Redriven(tasks=[done.get(task.id, task) for task in selected.tasks], cursor=selected.cursor)
 
 
 def require_task_sink(backend: Backend) -> TaskSink:

@@ -272,6 +272,24 @@ def _kill_node(world: World, number: int) -> None:
     world.nodes[number] = world.serve_node(number)
 
 
+def _stop_node(world: World, dice: Random) -> None:
+    node = world.nodes[dice.randrange(2)]
+    node.pause()
+    time.sleep(dice.uniform(0, 8))
+    node.resume()
+
+
+def _lock(world: World, dice: Random) -> None:
+    """Lock rows of leases for a few seconds, as a user's own transaction may."""
+    with world.database.connect() as connection:
+        connection.execute(
+            "SELECT FROM leasekit.trigger WHERE owner IS NOT NULL ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED"
+        )
+        world.fault("lock", lasts=4)
+        time.sleep(dice.uniform(0, 4))
+        connection.rollback()
+
+
 def _storm(seed: int, world: World) -> None:
     dice = Random(seed)
     world.work("first")
@@ -290,21 +308,7 @@ def _storm(seed: int, world: World) -> None:
         world.stop_postgres()
         world.start_postgres()
 
-    def stop_node() -> None:
-        node = world.nodes[dice.randrange(2)]
-        node.pause()
-        time.sleep(dice.uniform(0, 8))
-        node.resume()
-
-    def lock() -> None:
-        with world.database.connect() as connection:
-            connection.execute(
-                "SELECT FROM leasekit.trigger WHERE owner IS NOT NULL ORDER BY random() LIMIT 3 FOR UPDATE SKIP LOCKED"
-            )
-            world.fault("lock", lasts=4)
-            time.sleep(dice.uniform(0, 4))
-            connection.rollback()
-
+    stop_node, lock = partial(_stop_node, world, dice), partial(_lock, world, dice)
     faults: list[Callable[[], None]] = [kill_node, restart_postgres, stop_node, lock, partial(_cut, world), kill_worker]
     for number in range(12):
         scheduler = world.submit(dice.choice(("steady", "patient")), 20, seconds=dice.uniform(0, 0.1), batch=5)

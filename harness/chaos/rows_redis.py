@@ -1,6 +1,7 @@
 """Rows on Redis: the same workers and the same checker, and a redis-server instead of a leasekit server."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from random import Random
 
@@ -242,6 +243,33 @@ class Pair:
         wait_for(self._has_caught_up, what="a replica that follows")
 
 
+def _lose_answers(world: World, dice: Random) -> None:
+    world.proxy.hang("answers")
+    world.fault("hang", lasts=1)
+    time.sleep(dice.uniform(0, 0.5))
+    world.proxy.reset()
+    world.proxy.mend()
+
+
+def _cut(world: World, dice: Random) -> None:
+    world.proxy.cut()
+    world.fault("cut", lasts=1)
+    time.sleep(dice.uniform(0, 0.5))
+    world.proxy.mend()
+
+
+def _fill(world: World, dice: Random) -> None:
+    world.ask("CONFIG", "SET", "maxmemory", 1)
+    world.fault("memory", lasts=1)
+    time.sleep(dice.uniform(0, 0.5))
+    world.ask("CONFIG", "SET", "maxmemory", 0)
+
+
+def _step(world: World, dice: Random) -> None:
+    # A step within the margin of a lease: a client that has just started cannot notice it.
+    world.set_redis_clock(dice.uniform(-0.2, 0.2))
+
+
 def _storm(seed: int, world: World) -> None:
     dice = Random(seed)
     pair = Pair(world)
@@ -250,34 +278,13 @@ def _storm(seed: int, world: World) -> None:
     victim = world.work("third")
     kinds = ("steady", "patient")
 
-    def lose_answers() -> None:
-        world.proxy.hang("answers")
-        world.fault("hang", lasts=1)
-        time.sleep(dice.uniform(0, 0.5))
-        world.proxy.reset()
-        world.proxy.mend()
-
-    def cut() -> None:
-        world.proxy.cut()
-        world.fault("cut", lasts=1)
-        time.sleep(dice.uniform(0, 0.5))
-        world.proxy.mend()
-
-    def fill() -> None:
-        world.ask("CONFIG", "SET", "maxmemory", 1)
-        world.fault("memory", lasts=1)
-        time.sleep(dice.uniform(0, 0.5))
-        world.ask("CONFIG", "SET", "maxmemory", 0)
-
-    def step() -> None:
-        # A step within the margin of a lease: a client that has just started cannot notice it.
-        world.set_redis_clock(dice.uniform(-0.2, 0.2))
-
     def kill_worker() -> None:
         nonlocal victim
         victim.kill()
         victim = world.work(f"third-{boottime():.0f}")
 
+    lose_answers, cut, fill, step = (partial(fault, world, dice) for fault in (_lose_answers, _cut, _fill, _step))
+    faults: list[Callable[[], object]]
     faults = [lose_answers, lose_answers, cut, fill, pair.fail_over, kill_worker, pair.kill, step]
     for number in range(14):
         scheduler = world.submit(dice.choice(kinds), 20, seconds=dice.uniform(0, 0.1), batch=5)

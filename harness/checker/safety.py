@@ -132,11 +132,10 @@ def _s4_of_one_life(life: Life, redriven: Sequence[log.Redriven]) -> Found:
     later += [grant for lease in life.known if not lease.issued for grant in lease.granted if grant.asked_at > first.at]
     if later:
         yield "it was granted after its end", [first, *later]
-    if life.final is not None:
-        statuses = {_ENDS[answer.outcome] for answer in accepted.values()} | {end.status for end in ends}
-        if life.final.status not in statuses:
-            why = f"it ended as {', '.join(sorted(statuses))}, and its final status is {life.final.status}"
-            yield why, [first, life.final]
+    statuses = {_ENDS[answer.outcome] for answer in accepted.values()} | {end.status for end in ends}
+    if life.final is not None and life.final.status not in statuses:
+        why = f"it ended as {', '.join(sorted(statuses))}, and its final status is {life.final.status}"
+        yield why, [first, life.final]
 
 
 def _s5_no_loss(life: Life, lives: Lives, rules: Rules) -> Found:
@@ -338,22 +337,9 @@ def _s11_order(lives: Lives, rules: Rules) -> Iterator[Violation]:
         if len({(asked.kind, asked.priority) for asked in life.asked}) == 1
     }
 
-    def judge() -> Iterator[Violation]:
-        for grant in grants:
-            if grant.task in about:
-                waiting.get(about[grant.task].kind, {}).pop(grant.task, None)
-        for grant in grants:
-            if (asked := about.get(grant.task)) is None:
-                continue
-            since = grant.asked_at if isinstance(grant, log.Granted) else grant.at
-            for task, (priority, ready_at, event) in waiting.get(asked.kind, {}).items():
-                if priority < asked.priority and ready_at < since:
-                    why = f"it was granted while {task}, which is more urgent, had been waiting"
-                    yield Violation(rule="S11", task=grant.task, why=why, events=[asked, event, grant])
-
     for event in lives.events:
         if grants and event.at > grants[0].at:
-            yield from judge()
+            yield from _overtaken(grants, waiting, about)
             grants = []
         match event:
             case log.Acknowledged(created=True) if event.task in about and about[event.task].due_at is None:
@@ -368,7 +354,24 @@ def _s11_order(lives: Lives, rules: Rules) -> Iterator[Violation]:
                 grants.append(event)
             case _:
                 pass
-    yield from judge()
+    yield from _overtaken(grants, waiting, about)
+
+
+def _overtaken(
+    grants: Sequence[log.Issued | log.Granted],
+    waiting: dict[str, dict[str, tuple[int, float, log.Event]]],
+    about: dict[str, log.Asked],
+) -> Iterator[Violation]:
+    """Take what was granted at one moment from what waits; judge it by what still does."""
+    granted = [(grant, about[grant.task]) for grant in grants if grant.task in about]
+    for grant, asked in granted:
+        waiting.get(asked.kind, {}).pop(grant.task, None)
+    for grant, asked in granted:
+        since = grant.asked_at if isinstance(grant, log.Granted) else grant.at
+        for task, (priority, ready_at, event) in waiting.get(asked.kind, {}).items():
+            if priority < asked.priority and ready_at < since:
+                why = f"it was granted while {task}, which is more urgent, had been waiting"
+                yield Violation(rule="S11", task=grant.task, why=why, events=[asked, event, grant])
 
 
 def _may_be_granted(lives: Lives, life: Life, by: float) -> bool:

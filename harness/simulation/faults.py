@@ -155,7 +155,8 @@ class Faults:
     def _to_server(self, fault: Planned, chance: random.Random) -> None:
         server, name = self._server.for_request(), fault.name
         if name == "database_away":
-            self._take_database_away(fault)
+            assert isinstance(self._server, Cluster)
+            self._switch_on(fault, self._server, "is_away", lasts=min(fault.lasts, 60.0))
             return
         process = server.process
         if process is None or not process.is_alive:
@@ -179,30 +180,30 @@ class Faults:
                 self._lasting(fault, lambda: setattr(server, "latency", 0.0))
                 return
             case "store_error":
-                server.store.fails = True
-                self._lasting(fault, lambda: setattr(server.store, "fails", False))
+                self._switch_on(fault, server.store, "fails", lasts=fault.lasts)
                 return
             case "store_ambiguous":
-                server.store.lies = True
-                self._lasting(fault, lambda: setattr(server.store, "lies", False), lasts=min(fault.lasts, 60.0))
+                self._switch_on(fault, server.store, "lies", lasts=min(fault.lasts, 60.0))
                 return
-            case "wall_forward" | "wall_back":
-                server.wall += chance.choice(_STEPS) * (1 if name == "wall_forward" else -1)
-                self._world.log(Fault, "world", name=name)
-            case "wall_creep":
-                self._world.log(Fault, "world", name=name, lasts=0.0)
-                self._creep(chance, until=self._world.now + fault.lasts)
+            case "wall_forward" | "wall_back" | "wall_creep":
+                self._step_clock(fault, server, chance)
             case _:
                 why = _STANDING[name.removeprefix("server_")]
                 process.hold(why)
                 self._lasting(fault, lambda: process.let_go(why))
         self._world.fired[name] += 1
 
-    def _take_database_away(self, fault: Planned) -> None:
-        cluster = self._server
-        assert isinstance(cluster, Cluster)
-        cluster.is_away = True
-        self._lasting(fault, lambda: setattr(cluster, "is_away", False), lasts=min(fault.lasts, 60.0))
+    def _switch_on(self, fault: Planned, what: object, switch: str, *, lasts: float) -> None:
+        setattr(what, switch, True)
+        self._lasting(fault, lambda: setattr(what, switch, False), lasts=lasts)
+
+    def _step_clock(self, fault: Planned, server: Server, chance: random.Random) -> None:
+        if fault.name == "wall_creep":
+            self._world.log(Fault, "world", name=fault.name, lasts=0.0)
+            self._creep(chance, until=self._world.now + fault.lasts)
+        else:
+            server.wall += chance.choice(_STEPS) * (1 if fault.name == "wall_forward" else -1)
+            self._world.log(Fault, "world", name=fault.name)
 
     def _creep(self, chance: random.Random, *, until: float) -> None:
         """Step the wall clock ahead in small steps."""

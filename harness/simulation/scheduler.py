@@ -53,9 +53,9 @@ class Scheduler:
         self.world.fired[fault] += 1
         return True
 
-    def _new(self) -> NewTask:
+    def _plan(self) -> tuple[Plan, float]:
+        """Return what a handler will do, and for how long it would work if it did not kill its process."""
         chance, scenario = self._chance, self.world.scenario
-        self._count += 1
         hangs, poison, deaf = self._hits("hang"), self._hits("poison"), self._hits("deaf")
         ends = chance.choice(_ENDS)
         lasts = chance.uniform(1, 60) if chance.random() < 0.5 else chance.uniform(60, scenario.longest_handler)
@@ -68,23 +68,30 @@ class Scheduler:
             hangs=hangs,
             then=chance.choice((0,) * 9 + (1, 2)),
         )
+        return plan, lasts
+
+    def _new(self) -> NewTask:
+        chance, scenario = self._chance, self.world.scenario
+        self._count += 1
+        plan, lasts = self._plan()
         longest = chance.choice((None, None, 1200.0))
-        kills = poison or (hangs and deaf) or (longest is not None and lasts > longest / 2)
+        kills = plan.poison or (plan.hangs and plan.deaf) or (longest is not None and lasts > longest / 2)
         # Only half of these: a task that waits after its lease is granted too late for two holders to be seen at once.
         counts_time_outs = kills and self._count % 2 == 0
+        may_fail = plan.hangs or plan.ends in ("retry", "raise")
         default_attempts = 3 if counts_time_outs else None
         of_claims, of_beats = scenario.ttls_of_a_task(chance)
         wanted = chance.random()
         at = None if wanted > 0.1 else datetime.fromtimestamp(self._wall() + chance.uniform(0, 1800), UTC)
         return NewTask(
             id=f"task-{self._count}",
-            kind="short" if hangs else chance.choice(("long", "short")),
+            kind="short" if plan.hangs else chance.choice(("long", "short")),
             priority=chance.randrange(5),
             payload=msgspec.to_builtins(plan),
             at=at,
             dedupe_key=f"key-{self._count // 6}" if self._hits("same_key") else None,
             dedupe_window=chance.choice((None, 600.0)),
-            max_attempts=chance.choice((1, 2, 3)) if hangs or ends in ("retry", "raise") else default_attempts,
+            max_attempts=chance.choice((1, 2, 3)) if may_fail else default_attempts,
             max_crashes=chance.choice((0, 1, 2)) if kills else 20,
             max_runtime=longest,
             expiry="retry" if counts_time_outs else "crash",

@@ -29,20 +29,25 @@ Examples:
 """
 
 
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes any that is free.")]
+Store = Annotated[
+    str, typer.Option(help="Where tasks are kept; memory: is gone with the command, sqlite:///dev.db stays.")
+]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads for the others.")
+]
+Grace = Annotated[float, typer.Option(min=0, help="Seconds for the worker to end what it runs, before it is killed.")]
+Interval = Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between two checks of the files.")]
+
+
 @spoken
 def dev(
     target: Target,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 takes any that is free.")] = 8077,
-    store: Annotated[
-        str, typer.Option(help="Where tasks are kept; memory: is gone with the command, sqlite:///dev.db stays.")
-    ] = "memory:",
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads for the others.")
-    ] = None,
-    grace: Annotated[
-        float, typer.Option(min=0, help="Seconds for the worker to end what it runs, before it is killed.")
-    ] = 30.0,
-    interval: Annotated[float, typer.Option(min=0.05, max=60, help="Seconds between two checks of the files.")] = 0.5,
+    port: Port = 8077,
+    store: Store = "memory:",
+    concurrency: Concurrency = None,
+    grace: Grace = 30.0,
+    interval: Interval = 0.5,
 ) -> None:
     """Run a server and a worker that restarts when code changes.
 

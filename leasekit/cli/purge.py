@@ -25,20 +25,28 @@ Examples:
 """
 
 
+Kind = Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")]
+EndedAs = Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks that ended like this.")]
+OlderThan = Annotated[
+    float,
+    typer.Option(parser=options.age, metavar="AGE", help="Only tasks that ended so long ago: seconds, 12h or 7d."),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only counted.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count them, which is the default.")]
+Vacuum = Annotated[
+    bool, typer.Option("--vacuum", help="Then give free space of the file back to the disk (not on Redis).")
+]
+
+
 @spoken
 def purge(
-    kind: Annotated[str | None, typer.Option("--kind", "-k", help="Only tasks of this kind.")] = None,
-    status: Annotated[Status | None, typer.Option("--status", "-s", help="Only tasks that ended like this.")] = None,
-    older_than: Annotated[
-        float,
-        typer.Option(parser=options.age, metavar="AGE", help="Only tasks that ended so long ago: seconds, 12h or 7d."),
-    ] = "0",  # type: ignore[assignment]  # typer parses it
-    yes: Annotated[bool, typer.Option("--yes", help="Remove them. Without it they are only counted.")] = False,  # noqa: FBT002 - a flag
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them, which is the default.")] = False,  # noqa: FBT002 - a flag
-    vacuum: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--vacuum", help="Then give free space of the file back to the disk (not on Redis).")
-    ] = False,
     *,
+    kind: Kind = None,
+    status: EndedAs = None,
+    older_than: OlderThan = "0",  # type: ignore[assignment]  # typer parses it
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    vacuum: Vacuum = False,
     service: options.Service,
     as_json: options.Json = False,
 ) -> None:

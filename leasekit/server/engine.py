@@ -49,6 +49,7 @@ logger = logging.getLogger("leasekit.server")
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
+_Time = Callable[[], float]
 
 _PERIOD = 1.0  # seconds between two ticks of the consumer
 _STALLED = 5  # periods between two readings of the clock that count as a gap: this process has not run
@@ -76,21 +77,16 @@ class Engine:
         self,
         store: Store,
         *,
-        clock: Callable[[], float] | None = None,
+        clock: _Time | None = None,
         random: _random.Random | None = None,
-        boot: Callable[[], float] | None = None,
+        boot: _Time | None = None,
         boot_id: str = "by hand",
         period: float | None = None,
         writer: type[GroupCommit] = GroupCommit,
     ) -> None:
         self._period = _PERIOD if period is None else period
         stall = None if period is None else _STALLED * period
-        self._clock: Clock
-        if isinstance(store, SharedStore):
-            store.wall, store.boot = clock, boot or clock or boottime
-            self._clock = DatabaseClock(store.boot, boot_id=boot_id, stall=stall)
-        else:
-            self._clock = StoreClock(clock, boot, boot_id=boot_id, stall=stall)
+        self._clock = _clock_of(store, clock, boot, boot_id=boot_id, stall=stall)
         self._random = random or _random.SystemRandom()
         self._store = store
         self._long_polls = LongPolls(self._attempt, self._clock)
@@ -115,20 +111,21 @@ class Engine:
         self.address: str | None = None
         """Where a server serves this engine."""
         self._id, self._started_at = uuid.uuid4().hex, 0.0
-        self.neighbours: Neighbours | None = None
-        if isinstance(store, SharedStore):
-            self.neighbours = Neighbours(
-                *(store, self._clock),
-                polls=self._long_polls,
-                cancels=self._cancel_hints,
-                feed=self.feed,
-                directory=self._directory,
-                run=self._in_reader,
-            )
+        self.neighbours = self._neighbours_at(store) if isinstance(store, SharedStore) else None
         self.sweeper = Sweeper(self._read, self._commit, self._clock, keep=store.retention)
         self.purge, self.vacuum = self.sweeper.purge, self.sweeper.vacuum
         self._consumer: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
+
+    def _neighbours_at(self, store: SharedStore) -> Neighbours:
+        return Neighbours(
+            *(store, self._clock),
+            polls=self._long_polls,
+            cancels=self._cancel_hints,
+            feed=self.feed,
+            directory=self._directory,
+            run=self._in_reader,
+        )
 
     async def __aenter__(self) -> "Engine":
         await self.commit.start()
@@ -413,6 +410,13 @@ class Engine:
 
 _BLOCK = 1024  # bytes of a value that cost about as much as a task
 _KINDS = 8  # kinds of a claim that cost about as much as a task
+
+
+def _clock_of(store: Store, wall: _Time | None, boot: _Time | None, *, boot_id: str, stall: float | None) -> Clock:
+    if not isinstance(store, SharedStore):
+        return StoreClock(wall, boot, boot_id=boot_id, stall=stall)
+    store.wall, store.boot = wall, boot or wall or boottime
+    return DatabaseClock(store.boot, boot_id=boot_id, stall=stall)
 
 
 def _work_of_task(task: NewTask) -> int:

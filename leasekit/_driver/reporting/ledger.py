@@ -21,7 +21,7 @@ import mmap
 import os
 import struct
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -118,33 +118,37 @@ class SharedMemory:
         progress: dict[tuple[str, str], tuple[int, msgspec.Raw]] = {}  # by lease, with its number
         settlements: list[Settlement] = []
         claims: list[PendingClaim] = []
+        for state, task_id, rest in self._entries():
+            if state == _SETTLEMENT:
+                settlements.append(msgspec.json.decode(rest, type=Settlement))
+            elif state == _CLAIM:
+                claims.append(PendingClaim(task_id, msgspec.json.decode(rest, type=list[str])))
+            elif state == _PROGRESS:
+                number, token, raw = msgspec.json.decode(rest, type=tuple[int, str, msgspec.Raw])
+                if (task_id, token) not in progress or progress[task_id, token][0] < number:
+                    progress[task_id, token] = number, msgspec.Raw(bytes(raw))
+            else:
+                elsewhere, begun = state == _BEGUN_ELSEWHERE, state in (_BEGUN, _BEGUN_ELSEWHERE)
+                leases.append(Left(task_id, rest.decode(), begun=begun, elsewhere=elsewhere))
+        for place, left in enumerate(leases):
+            seq, latest = progress.get((left.task_id, left.token), (None, UNSET))
+            leases[place] = left._replace(progress=latest, progress_seq=seq)
+        (armed_at,) = _MOMENT.unpack_from(self._header, _ARMED)
+        return Past(self._holder(), leases, settlements, claims, armed_at or None, bool(self._header[_ANSWERED]))
+
+    def _entries(self) -> Iterator[tuple[int, str, bytes]]:
+        """Yield state, task id and the rest of each entry that is in use."""
         with mmap.mmap(self.fd, 0, prot=mmap.PROT_READ) as memory:
             at = _ENTRIES
             while at + _ENTRY.size <= len(memory):
                 state, room, of_id, of_rest = _ENTRY.unpack_from(memory, at)
                 if room < _LEAST_ROOM:  # no entry was ever written from here on
-                    break
+                    return
                 begin = at + _ENTRY.size
-                task_id, rest = memory[begin : begin + of_id], memory[begin + of_id : begin + of_id + of_rest]
-                if state == _SETTLEMENT:
-                    settlements.append(msgspec.json.decode(rest, type=Settlement))
-                elif state == _CLAIM:
-                    claims.append(PendingClaim(task_id.decode(), msgspec.json.decode(rest, type=list[str])))
-                elif state == _PROGRESS:
-                    number, token, raw = msgspec.json.decode(rest, type=tuple[int, str, msgspec.Raw])
-                    lease = task_id.decode(), token
-                    if lease not in progress or progress[lease][0] < number:
-                        progress[lease] = number, msgspec.Raw(bytes(raw))
-                elif state != _FREE:
-                    elsewhere = state == _BEGUN_ELSEWHERE
-                    begun = elsewhere or state == _BEGUN
-                    leases.append(Left(task_id.decode(), rest.decode(), begun=begun, elsewhere=elsewhere))
+                rest = begin + of_id
+                if state != _FREE:
+                    yield state, memory[begin:rest].decode(), memory[rest : rest + of_rest]
                 at += 1 << room
-        for place, left in enumerate(leases):
-            if (found := progress.get((left.task_id, left.token))) is not None:
-                leases[place] = left._replace(progress=found[1], progress_seq=found[0])
-        (armed_at,) = _MOMENT.unpack_from(self._header, _ARMED)
-        return Past(self._holder(), leases, settlements, claims, armed_at or None, bool(self._header[_ANSWERED]))
 
     def _holder(self) -> Holder | None:
         (length,) = _LENGTH.unpack_from(self._header, _HOLDER)

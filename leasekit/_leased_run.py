@@ -49,7 +49,10 @@ OutcomeOf = Callable[[HeldLease, BaseException | None, Outcome], Outcome]
 
 
 def outcome_of(held: HeldLease, error: BaseException | None, interrupted: Outcome) -> Outcome:
-    """Return the outcome of a task whose code ended with `error`, and decided nothing."""
+    """Return the outcome of code that ended with `error`, without a call of `complete`, `fail` or `release`.
+
+    `interrupted` is the outcome of code that was interrupted, by KeyboardInterrupt, say.
+    """
     if error is None:
         return "success"
     if any(encoding.each(error, Fatal)):

@@ -1,4 +1,4 @@
-"""Log: what a thread logs that must not be held up is written by another thread, because a log may hold up its writers.
+"""Log: a thread that must not be held up has another thread write what it logs, because a log may hold up its writers.
 
 A pipe that nobody reads is full one day, a terminal is stopped (Ctrl-S), a handler is slow or raises, a program that
 configures its logs keeps `logging` locked while it opens them, and an exception out of a signal handler may leave a
@@ -32,7 +32,7 @@ _of_thread: dict[int, "LogThread"] = {}
 
 
 class LogThread:
-    """Writes what another thread logs. For that thread, and in a `with` block of it."""
+    """Writes what another thread logs. That thread opens and closes it by `with`, and calls its methods."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
@@ -51,7 +51,7 @@ class LogThread:
         self._thread.join(_PATIENCE)  # it ends now, unless the log is stuck
 
     def call(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Have `write(*args, **kwargs)` called; wait for its end while there is time for that."""
+        """Have `write(*args, **kwargs)` called; wait for its end for as long as Rule 2 allows."""
         if self._calls.qsize() >= _MOST:
             return
         written = Lock()

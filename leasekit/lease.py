@@ -47,7 +47,7 @@ class _Handler(Protocol):
 def lease(task: Task | _Name, *, idle_timeout: float | None = None) -> "Lease":
     """Keep the lease of `task` while the code in the `with` (or `async with`) block runs; stop the code if it is lost.
 
-    Enter every block that you make: until then the task is kept as long as a variable refers to the lease.
+    Enter every lease that you make. Until then, its heartbeats go on as long as a variable refers to it.
 
     A name (`client.named(…)`) is acquired where the block begins, and given back where the block ends.
 
@@ -196,8 +196,6 @@ class Lease:
     def then(self, kind: str | _Handler, payload: Any = None, **options: Unpack[TaskOptions]) -> None:
         """Schedule a successor when this task is settled, in the same transaction: both happen, or neither.
 
-        A successor that is given as a handler, and not by the name of a kind, has the handler's defaults, and a payload
-        that fits.
 
         Successors go with a success or a fatal failure. They are dropped if the code fails otherwise, is released or
         cancelled, or loses its lease: the next run collects them anew. A successor needs no `id`: the service derives

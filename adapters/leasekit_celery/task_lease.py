@@ -97,8 +97,8 @@ def attempt_number(request: Any) -> list[int]:
 def takes_lease(task: Any, delivery_info: Any) -> bool:
     """Return whether a worker runs this message of a `LeasedTask` under a lease.
 
-    Not if its app has not called `install` (the class may be that of a library), nor if the message came by a fanout
-    exchange: then each worker, or each queue, has one of the same id.
+    It does not if the task's app has not called `install` (a library may define leased tasks, and be used without), or
+    if the message came by a fanout exchange: then several workers have messages of one id, and each runs its own.
     """
     if not task.leased or not hasattr(task.app.Task, "leases"):
         return False

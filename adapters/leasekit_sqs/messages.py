@@ -106,7 +106,7 @@ def size_of(entry: Mapping[str, Any]) -> int:
 
 
 def sent_on(message: Mapping[str, Any], task_id: str, error: Any) -> dict[str, Any]:
-    """Return body and attributes of a message for the dead-letter queue, with its id and, if they fit, its error."""
+    """Return body and attributes of a message for the dead-letter queue, with its id, and its error if that fits."""
     kept = {
         name: {key: value for key, value in _mapping(held).items() if key in ("DataType", "StringValue", "BinaryValue")}
         for name, held in _mapping(message.get("MessageAttributes")).items()

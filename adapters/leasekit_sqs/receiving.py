@@ -4,10 +4,11 @@ Rule 1: a message is given back only while no other receiver can have it when th
         if the answer that brought it was late.
 Rule 2: a receipt handle counts once: an answer that a proxy delivers twice would otherwise bring a message as if it had
         been received just now, though another receiver may have it.
-Rule 3: a FIFO queue is asked for one message at a time, and hides the rest of its group. A call for more may bring
-        several messages of a group, which would run side by side, and before one that fails is tried again.
-Rule 4: a queue whose messages name no kind, where several are asked for, is not read any further: each receive would
-        bring them nearer to the dead-letter queue. Strays among messages that name one are left to that.
+Rule 3: a FIFO queue is asked for one message at a time; until that ends, it hides the rest of the message's group. A
+        call for more may bring several messages of a group: the second would not wait for the end of the first.
+Rule 4: a queue whose messages name no kind, where several kinds are asked for, is not read any further: each receive
+        would bring them nearer to the dead-letter queue. Single messages without a kind, among others that name one,
+        are left to the dead-letter queue.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class Receiver:
         self._kinds.update(kinds)
 
     async def take(self, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> list[Task]:
-        """Return up to `limit` tasks of these kinds when one arrives, none after `wait`; raise if a call fails."""
+        """Wait up to `wait` seconds for a task of these kinds; return at most `limit`. Raise if a call to SQS fails."""
         self._unclaimed.ask(kinds)
         queues = self._queues_in_turn(kinds)
         # When a poll is answered, its messages may have been leased for as long as the poll took.

@@ -77,9 +77,9 @@ class Connection:
         return self.backend.capabilities.max_result
 
     def owner(self, held: HeldLease, owner: Owner) -> Owner:
-        """Return a weak reference to what `owner` refers to, whose end makes the keeper abandon the lease `held`.
+        """Return a weak reference to the object of `owner`. When that object is deleted, the keeper abandons `held`.
 
-        No frame refers to the object itself: the traceback of an interrupt would keep it.
+        The argument is a reference too, because a traceback keeps its frames, and what these refer to, alive.
         """
 
         def dead(reference: Owner) -> None:

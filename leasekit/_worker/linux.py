@@ -37,9 +37,10 @@ def end_with(parent: int) -> None:
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], *, mask: Iterable[signal.Signals]) -> int:
-    """Start a program as a child that the kernel kills when this process ends, even before the program's first line.
+    """Start a program as a child, and return its pid. The kernel kills the child when this process ends.
 
-    Returns the child's pid. The program starts with the signals of `mask` blocked. Raises `OSError` if it does not.
+    It does so from the start, before any code of the program runs. The program starts with the signals of `mask`
+    blocked. Raises `OSError` if it cannot be started.
     """
     parent = os.getpid()
     failure, pipe = os.pipe2(os.O_CLOEXEC)

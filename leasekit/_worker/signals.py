@@ -1,7 +1,7 @@
-"""Signals: how the process of a worker ends, on request, or at once because a handler does not end.
+"""Signals: how the process of a worker ends: on request, or at once if the handler of a task does not end.
 
-A process that ends at once tells its supervisor first, if it has one: handlers that end with the process because a
-user wanted that are not crashes.
+A process that ends at once tells its supervisor first, if it has one. Then the supervisor does not count the end of
+its tasks as crashes, because a user wanted it.
 """
 
 import logging
@@ -63,6 +63,7 @@ class Signals:
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Stop the worker, or end the process if this is the second SIGTERM or SIGINT. Called by the interpreter."""
         if os.getpid() != self._pid:
             # A child that a handler forked is not a worker, and must end when it is told to.
             self._restore(signal.Signals(number))

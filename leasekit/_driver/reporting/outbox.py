@@ -2,7 +2,7 @@
 
 Rule 1: each settlement gets one answer: a verdict, or a `Refused` of its own.
 Rule 2: a settlement that is refused, put off, or breaks each call that carries it, delays no other settlement.
-Rule 3: no settlement is dropped because the service is away. Only closing ends the tries, and `withdraw`; settlements
+Rule 3: no settlement is dropped because the service is away. Only `aclose` and `withdraw` end the tries; settlements
 without an answer are then in the spool, if there is one, for the next process.
 """
 
@@ -142,7 +142,7 @@ class Outbox:
         await self._empty.wait()
 
     async def use(self, spool: Spool) -> list[Settlement]:
-        """Keep what cannot be reported in `spool`; report, and return, what ended processes have left there."""
+        """Use `spool` from now on. Begin to report the settlements of dead processes in it, and return them."""
         if not self._context.backend.capabilities.refuses_stale:
             # A service that accepts writes of a stale lease must not get them late: another process may run the task.
             logger.info("results are not kept on disk: this service does not refuse a result that comes too late")

@@ -3,7 +3,7 @@
 Only settlements that were not accepted at the first try are written, so that the spool costs nothing on good days. A
 process has one file, created when it is first needed, locked (flock) as long as the process lives, and removed when all
 in it is answered. The next process that serves the same service adopts the files of dead processes: it locks them, and
-reports their content. A file with lines that this version cannot read is kept at the end, under another name.
+reports their content. If a file has lines that this version cannot read, it is not removed, but renamed.
 
 Rule 1: a settlement stays in its file until it is answered. Adopting a file moves nothing, so a reader of all files
 (`unanswered`) misses no result of a dead process, even if the process that adopts a file dies meanwhile.
@@ -69,7 +69,7 @@ class _Adopted:
         _append(self.fd, b"\n" * is_torn + b"".join(lines), size)
 
     def end(self) -> None:
-        """Close a file of which all is answered: remove it, or set it aside if another version can read the rest."""
+        """Close and remove a file whose settlements are all answered. Rename it if it has lines that cannot be read."""
         try:
             if self.unread:
                 _set_aside(self.path, self.unread)

@@ -1,8 +1,8 @@
 """Executor process: run the handler of one kind, for one task at a time or several, under leases that the worker keeps.
 
 The worker renews leases, watches idleness, and kills. A handler gets a real `Lease` over a held lease whose state the
-worker sends. Its clock is the same, so that it is lost here in time, even if the worker is held up. Handlers run in the
-main thread, and in as many others as there are tasks at once.
+worker sends. Both processes have the same clock, so that the lease is lost here in time, even if the worker stands still.
+Handlers run in the main thread, and in others if there are several tasks at once.
 """
 
 import asyncio
@@ -261,7 +261,7 @@ class _Executor:
             run.move(held)
 
     def serve(self) -> None:
-        """Run tasks, in any number of threads, until the worker is gone. A thread that fails ends the process."""
+        """Run tasks until the worker is gone. Several threads may call this; one that fails ends the process."""
         try:
             while (number := self._todo.get()) is not None:
                 self.channel.send(self._run(number))

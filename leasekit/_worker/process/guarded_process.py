@@ -181,6 +181,7 @@ class GuardedProcess:
         return said
 
     def _read(self) -> list[FromExecutor]:
+        """Return the messages that have arrived whole, without waiting; hang up if the socket is closed or garbled."""
         said: list[FromExecutor] = []
         try:
             while not self._hung_up:

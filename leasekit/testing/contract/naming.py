@@ -1,4 +1,4 @@
-"""Tests of names: their tasks are made and claimed in one call."""
+"""Tests of services that make and claim the task of a name (`named`, `once`) in one call."""
 
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from leasekit.testing.contract.base import SchedulerBase, Service
 
 
 class Naming(SchedulerBase):
-    """The promises of `NameSource`, where a service is one."""
+    """The promises of `NameSource`. Skipped for services that do not implement it."""
 
     async def claim_name(self, backend: Service, kind: str, *, claim_id: str | None = None) -> Claimed:
         if not isinstance(backend, NameSource):

@@ -1,7 +1,7 @@
 """Executor process: run the handler of one kind, for one task at a time or several, under leases that the worker keeps.
 
 The worker renews leases, watches idleness, and kills. A handler gets a real `Lease` over a held lease whose state the
-worker sends. Both processes have the same clock, so that the lease is lost here in time, even if the worker stands still.
+worker sends. Both processes have the same clock: the lease is lost here in time, even if the worker stands still.
 Handlers run in the main thread, and in others if there are several tasks at once.
 """
 

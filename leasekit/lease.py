@@ -194,12 +194,14 @@ class Lease:
         self._run.decide("release", retry_after=after)
 
     def then(self, kind: str | _Handler, payload: Any = None, **options: Unpack[TaskOptions]) -> None:
-        """Schedule a successor when this task is settled, in the same transaction: both happen, or neither.
+        """Have a successor scheduled when this task is settled, in the same transaction: both happen, or neither.
 
+        A successor that is given as a handler, and not by the name of a kind, has the handler's defaults; the payload
+        must be one that the handler takes.
 
-        Successors go with a success or a fatal failure. They are dropped if the code fails otherwise, is released or
-        cancelled, or loses its lease: the next run collects them anew. A successor needs no `id`: the service derives
-        one, so a report that is repeated makes no second task.
+        Successors go with a success or a fatal failure. After any other end of this run they are dropped, and the next
+        run adds them anew. A successor needs no `id`: the service derives one, so that a report that is repeated makes
+        no second task.
 
         Raises what `check` raises, ValueError if no service would take such a task (`Client.schedule` has the bounds;
         up to 1,000 for each task), `TooLarge` if the successors have more than 6 MiB together, and `LeasekitError` if

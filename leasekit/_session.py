@@ -123,7 +123,10 @@ class Session:
         return self._connection
 
     def close(self) -> Connection | None:
-        """Refuse further connections; return the one to close or None. Raises `LeasekitError` if a hook calls this."""
+        """Refuse further connections. Return the open one, which the caller closes, or None if there is none.
+
+        Raises `LeasekitError` if a hook calls this.
+        """
         lock = _connecting
         for _ in taken(lock):
             try:

@@ -1,7 +1,7 @@
 """Hooks: events of leases as values, for logs, metrics and tests.
 
 A hook is a callable that takes one event. It runs on the keeper's thread: it must be quick, and its errors are logged
-and dropped. Without a hook events cost nothing, because they are not made.
+and dropped. Events that no hook wants are not made, and cost nothing.
 
 The `repr` of an event is fit for a log: no token, no payload.
 """

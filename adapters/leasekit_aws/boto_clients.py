@@ -120,6 +120,7 @@ class BotoClients:
             return self._made[is_poll]
 
     def _make(self, config: Config) -> Any:
+        """Return a new boto3 client with these settings."""
         region, endpoint, verify = self._region, self._endpoint, None
         if self._like is not None:
             region, endpoint = self._like.meta.region_name, self._like.meta.endpoint_url

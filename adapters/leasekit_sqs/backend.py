@@ -174,6 +174,7 @@ class SqsBackend:
         return Verdict(id=receipt.id, verdict="renewed", ttl=float(grant))
 
     def _failure_of_beat(self, receipt: Receipt, error: BackendError) -> Verdict:
+        """Return the verdict on a heartbeat that SQS has answered with an error."""
         verdict = _error_verdict(receipt.id, error)
         if self._comparison is None:  # a message that this backend has received itself
             return verdict

@@ -215,7 +215,7 @@ class WorkerRun:
 
 
 def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, str | None], dict[str, Handler]]:
-    """Return the handlers that share an executor. Alone is one with its own concurrency, or with its own processes."""
+    """Return the handlers that share an executor. One with a concurrency or processes of its own shares with none."""
     groups: dict[tuple[RunIn, str | None], dict[str, Handler]] = {}
     for kind, handler in handlers.items():
         alone = kind if handler.run == "process" or handler.concurrency is not None else None

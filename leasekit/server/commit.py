@@ -69,11 +69,11 @@ class _Outcome(NamedTuple):
 class GroupCommit:
     """The writer of one store: a thread, and the queues before it.
 
-    A group commit belongs to the event loop in which it is started. `on_ready` is called there after a transaction and
-    its answers, with the kinds of which tasks have become ready; so claims that these answers leave waiting are woken
-    too. `on_gap` is called inside the first transaction after a time without heartbeats: after the start, a stall of
-    this process, or an outage of the store. Its second argument is the seconds by which the clock of leases is ahead of
-    the clock by which the store was last written to; None: unknown.
+    A group commit belongs to the event loop in which it is started. `on_ready` is called there after a transaction has
+    been answered, with the kinds that have newly ready tasks: claims that wait are tried again. `on_gap` is called in
+    the first transaction after a time without heartbeats: after the start, a stall of this process, or an outage of the
+    store. It gets the transaction, and the seconds by which the clock of leases has gained on the clock by which the
+    store was last written to (None: unknown).
     """
 
     def __init__(

@@ -155,6 +155,7 @@ def plain(task: Task) -> Task:
 
 
 def plain_info(info: TaskInfo) -> TaskInfo:
+    """Return a task's information with users' values decoded from JSON."""
     return replace(
         info,
         payload=_decoded_value(info.payload),

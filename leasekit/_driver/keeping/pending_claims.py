@@ -101,7 +101,10 @@ class Claims:
     async def claim_name(
         self, source: NameSource, task: NewTask, *, repeat_for: float, within: float
     ) -> tuple[Claimed, float]:
-        """Make and claim the task of a name, as `claim` claims. `within`: the seconds for the answer to each try."""
+        """Make and claim the task that stands for a name (`named`, `once`); the result is as that of `claim`.
+
+        `within`: the seconds for the answer to each try.
+        """
 
         def call(claim_id: str) -> Coroutine[Any, Any, Claimed]:
             asking = partial(source.claim_name, task, claim_id=claim_id)

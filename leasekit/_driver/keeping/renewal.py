@@ -148,6 +148,7 @@ class Renewal:
         self._context.wake.set()
 
     async def _checked_verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
+        """Send a batch of heartbeats; return a verdict for each, *failed* in place of one that makes no sense."""
         verdicts = await self._context.backend.beat(beats)
         # Nearly always all verdicts are in order, and this is the cheapest check for that.
         if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(

@@ -169,6 +169,7 @@ class Spool:
         return found
 
     def _paths(self) -> list[Path]:
+        """Return the files of all processes that serve the same service, sorted; none if there is no directory."""
         try:
             # Not glob, which treats a directory that cannot be read as empty.
             return sorted(

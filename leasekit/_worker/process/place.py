@@ -53,9 +53,10 @@ class Bell:
 
 
 class Place:
-    """Run up to as many tasks at once as `setup` has threads, in the thread of this place.
+    """Run tasks in one executor process, as many at once as `setup` says that it has threads.
 
-    `take` returns the next task, and `filled` is called when no more fits. Any thread may call `ring`, `close` and
+    The place itself has one thread, which calls its methods. `take` returns the next task, or None if there is none,
+    and `filled` is called when no more fits. Any thread may call `ring`, `close` and
     `end`, and read the properties.
     """
 

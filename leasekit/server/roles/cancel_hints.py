@@ -1,6 +1,7 @@
 """Cancel hints: the ids of running tasks whose cancel was requested, for holders that wait to hear of it.
 
-A hint only makes the holder send its next heartbeat early: the answer to that has the request. So hints may be lost.
+A hint only makes the holder send its next heartbeat early, whose answer says that a cancel was requested. So hints may
+be lost.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ def _resolve(answer: "asyncio.Future[list[str]]", ids: list[str]) -> None:
 
 
 class CancelHints:
-    """The hints for the workers that have ever waited. Any thread and any event loop may call."""
+    """The hints for workers that have waited for one at least once. Any thread and any event loop may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +29,7 @@ class CancelHints:
         self._has_ended = False
 
     def tell(self, cancelled: Iterable[tuple[Verdict, str | None]]) -> list[Verdict]:
-        """Take the verdicts of a cancel, each with the holder that must hear of it; return the verdicts alone."""
+        """Give hints to the holders of cancelled tasks, each of which comes with its verdict; return the verdicts."""
         verdicts: list[Verdict] = []
         holders: dict[str, list[str]] = {}
         for verdict, holder in cancelled:

@@ -98,7 +98,7 @@ def _note_what_is_left(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, 
 
 
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
-    """Return by `id()` the requests answered before: again with the leases that are live, their tokens and `waited`."""
+    """Return, by `id()` of the request, the answers of those that were answered before: the leases that still live."""
     memories = turn.tx.claim_memories({(request.worker, request.claim_id) for request in requests}) if requests else {}
     answers: dict[int, Answer] = {}
     room = _ANSWER

@@ -1,7 +1,8 @@
-"""Redrive: begin a new life of tasks that are dead, failed for good or dropped, because an operator asks for it.
+"""Redrive: begin a new life of tasks that are dead, have failed for good, or were dropped; an operator asks for it.
 
-A redrive is made in two steps. `plan`, in a snapshot, selects the tasks and reads what never changes of them, so that
-no heartbeat waits for that. `redrive`, in a transaction, decides again on each task, and begins the new lives.
+A redrive is made in two steps. `plan` selects the tasks in a snapshot, and reads what never changes of them: heartbeats
+wait for transactions, and not for that. `redrive`, in a transaction, decides again on each task, and begins the new
+lives.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The schema `leasekit` of a database: its version, and the migrations that bring it up to date.
 
 Rule 1: a database is changed only where somebody asked for it (`leasekit migrate`, `leasekit serve --migrate`): it is
-shared, and may not be the one that was meant.
+shared, and perhaps not the one that was meant.
 Rule 2: a node serves a database of its own version, and of the version before it, so that nodes can be replaced one by
 one: a migration first adds what the next version needs, and a later one removes what nobody uses.
 Rule 3: migrations of several nodes go one after another, and give up where a lock cannot be had.
@@ -50,7 +50,7 @@ def check_encoding(connection: Connection, *, where: str) -> None:
 
 
 def fault(number: int, *, where: str) -> str | None:
-    """Return why this leasekit cannot use tables of this version; None: it can."""
+    """Return why this leasekit cannot use tables of this version; None: it can. `where` names the database."""
     if number == 0:
         return f"{where} has no tables of leasekit: create them with `leasekit migrate --store URL`"
     if number < HEAD - 1:

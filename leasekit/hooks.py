@@ -1,7 +1,7 @@
 """Hooks: events of leases as values, for logs, metrics and tests.
 
 A hook is a callable that takes one event. It runs on the keeper's thread: it must be quick, and its errors are logged
-and dropped. Events that no hook wants are not made, and cost nothing.
+and dropped. Events of single heartbeats and claims are made only if a hook of yours listens.
 
 The `repr` of an event is fit for a log: no token, no payload.
 """

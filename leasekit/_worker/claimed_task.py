@@ -51,6 +51,12 @@ class ClaimedTask:
         return self.held.task.id
 
     @property
+    def key(self) -> str:
+        """The id of the task; its token where the service may hold several tasks of one id."""
+        task = self.held.task
+        return task.id if self._connection.backend.capabilities.unique_ids else task.token
+
+    @property
     def _log_fields(self) -> dict[str, str]:
         return log_fields(self.task_id, self.held.task.token)
 

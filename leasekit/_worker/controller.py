@@ -5,7 +5,8 @@
 
 Rule 1: no error of a service or an adapter ends the controller: it waits, logs once, and tries again.
 Rule 2: every delivery that it accepted ends in exactly one of: settled, given back, lost, joined to a run.
-Rule 3: for each task id, one handler runs in this process, however often the task is delivered.
+Rule 3: for each task, one handler runs in this process, however often the task is delivered. Where a service may hold
+several tasks of one id, an id does not name a task, and each delivery is run.
 """
 
 import asyncio
@@ -67,7 +68,7 @@ class Controller:
         self._look = look
         self._poll = poll
         self._patience = max(_LOOK, _LONGEST_IN_BUFFER * ahead)
-        self._works: dict[str, ClaimedTask] = {}  # by task id: buffered and running
+        self._works: dict[str, ClaimedTask] = {}  # by their keys: buffered and running
         self._unconfirmed: dict[ClaimedTask, None] = {}  # must not begin before the service acknowledges a heartbeat
         self._ended: deque[tuple[ClaimedTask, Settlement | None]] = deque()  # written by executors' threads
         self._rung = False  # `_collect_ended` was scheduled and has not begun
@@ -224,7 +225,7 @@ class Controller:
 
     def _add_or_join(self, work: ClaimedTask) -> list[ClaimedTask]:
         """Return the task to hand over; no task if it is here already, and its new lease was joined to the first."""
-        first = self._works.setdefault(work.task_id, work)
+        first = self._works.setdefault(work.key, work)
         if first is work:
             return [work]
         self._count_ended(1)
@@ -272,7 +273,7 @@ class Controller:
             self._wake.set()
 
     def _settle_or_finish(self, work: ClaimedTask, settlement: Settlement | None) -> None:
-        del self._works[work.task_id]
+        del self._works[work.key]
         held, again = work.held, work.again
         if again is not None:
             self._keeper.finish(held)
@@ -292,7 +293,7 @@ class Controller:
 
     def _give_back(self, works: Sequence[ClaimedTask]) -> None:
         for work in works:
-            del self._works[work.task_id]
+            del self._works[work.key]
             self._keeper.release_if_unstarted(work.held)
             if work.again is not None:
                 self._keeper.release_if_unstarted(work.again)

@@ -1,19 +1,21 @@
 """Claims: how many, in which order, through outages; and deliveries that come twice."""
 
+import dataclasses
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
 import anyio
 import pytest
+from msgspec import structs
 
 from leasekit import Client, Heartbeats, Lease, Refused, Worker
 from leasekit.backend import Capabilities
-from leasekit.task import Claimed, Status, TaskInfo, Verdict
+from leasekit.task import Beat, Claimed, Settlement, Status, TaskInfo, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
@@ -549,3 +551,44 @@ def test_a_buffered_task_that_is_delivered_again_runs_once_under_the_newest_leas
         eventually(lambda: redelivered.status(task_id).status == "success")
         assert redelivered.status(task_id).result == 2
     assert running.ran == ["pace", "long", "buffered"]
+
+
+class OneIdForAll(MemoryBackend):
+    """A queue that does not know its messages by id, as SQS: to its workers, all tasks have one id."""
+
+    def __init__(self, service: MemoryService) -> None:
+        super().__init__(service, worker="worker")
+        self.capabilities = dataclasses.replace(self.capabilities, unique_ids=False)
+        self._ids: dict[str, str] = {}  # by token
+
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+        claimed = await super().claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
+        self._ids.update({task.token: task.id for task in claimed.tasks})
+        return structs.replace(claimed, tasks=[structs.replace(task, id="nightly") for task in claimed.tasks])
+
+    async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
+        verdicts = await super().beat([structs.replace(beat, id=self._ids[beat.token]) for beat in beats])
+        return [structs.replace(verdict, id="nightly") for verdict in verdicts]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
+        verdicts = await super().settle([structs.replace(one, id=self._ids[one.token]) for one in settlements])
+        return [structs.replace(verdict, id="nightly") for verdict in verdicts]
+
+
+def test_tasks_that_share_an_id_are_all_run_where_an_id_does_not_name_a_task(at_work: AtWork) -> None:
+    service = MemoryService()
+    worker = Worker(OneIdForAll(service), concurrency=2)
+    ran: list[Any] = []
+    both = threading.Event()
+
+    @worker.handler("k", run="thread")
+    def run(payload: Any) -> None:
+        ran.append(payload)
+        assert both.wait(60)
+
+    with Client(MemoryBackend(service, worker="submitter")) as submitter, at_work(worker):
+        ids = [submitter.schedule("k", payload).id for payload in ("monday", "tuesday")]
+        eventually(lambda: len(ran) == len(ids))
+        both.set()
+        eventually(lambda: {info.status for task_id in ids if (info := service.get(task_id))} == {"success"})
+    assert sorted(ran) == ["monday", "tuesday"]

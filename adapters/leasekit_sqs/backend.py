@@ -39,7 +39,7 @@ from leasekit_sqs.calls import Answer, Calls, Gone, is_no_queue, refusing
 from leasekit_sqs.comparison import Comparison
 from leasekit_sqs.endings import Ending, Endings
 from leasekit_sqs.queues import Queues
-from leasekit_sqs.receipts import Receipt, Receipts
+from leasekit_sqs.receipts import Receipt, Receipts, beats_ended
 from leasekit_sqs.receiving import Receiver
 from leasekit_sqs.sending import message, refuse_what_cannot_be
 
@@ -202,23 +202,26 @@ class SqsBackend:
         verdicts: dict[int, Verdict] = {}
         endings: list[Ending] = []
         positions: list[int] = []
+        only_kept: list[Receipt] = []
         for position, settlement in enumerate(settlements):
             if settlement.then:
                 detail = "SQS cannot send a message and delete another in one transaction: call schedule() instead"
                 raise Refused(detail, errors=[{"item": position, "field": "then", "detail": detail}])
             receipt = self.receipts.find(settlement.id, settlement.token) or await self._add_crashed(settlement)
+            if receipt is not None and not receipt.settles:
+                only_kept.append(receipt)
             if receipt is None:
                 verdicts[position] = _gone(settlement.id, "unknown")
             elif receipt.outcome is not None:
                 is_repeat = receipt.outcome == settlement.outcome
                 verdicts[position] = _settled(settlement.id) if is_repeat else _gone(settlement.id, "settled")
             elif not receipt.settles:
-                self.receipts.settled(receipt, settlement.outcome)
+                self.receipts.settled(receipt, settlement.outcome)  # now: no further heartbeat leaves
                 verdicts[position] = _settled(settlement.id)
             else:
                 endings.append(Ending(receipt, settlement))
                 positions.append(position)
-        errors = await self._endings.end(endings)
+        errors, _ = await asyncio.gather(self._endings.end(endings), beats_ended(only_kept))
         for position, ending, error in zip(positions, endings, errors, strict=True):
             if error is None:
                 self.receipts.settled(ending.receipt, ending.settlement.outcome)

@@ -13,6 +13,7 @@ Rule 1: a give-back is sent only while no other receiver can have the message wh
 Rule 2: a deletion or copy that was asked for in time leaves in time, or never: at its end, the block is told that the
         lease is lost. A report that comes late, which no block waits for, is sent all the same: the work is done.
 Rule 3: a give-back waits for all heartbeats under way, because a heartbeat that arrived later would hide the message.
+        So does the end of a block that settles nothing: after it, the user's own code may give the message back.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Calls, Gone, is_unapplied
 from leasekit_sqs.messages import plain_id, sent_on, size_of
 from leasekit_sqs.queues import Queues
-from leasekit_sqs.receipts import Receipt, give_back_until
+from leasekit_sqs.receipts import Receipt, beats_ended, give_back_until
 
 logger = logging.getLogger("leasekit")
 
@@ -76,9 +77,7 @@ class Endings:
         return await in_batches(self._calls, "delete_message_batch", items)
 
     async def _give_back(self, endings: Sequence[Ending]) -> list[BackendError | None]:
-        beats = {beat for one in endings for beat in one.receipt.under_way}
-        if beats:
-            await asyncio.wait(beats)
+        await beats_ended(one.receipt for one in endings)
         now = self._clock()
         became: dict[int, BackendError | None] = {}
         items: list[tuple[int, Item, int]] = []

@@ -5,9 +5,10 @@ nothing: after the end of a lease, a success means nothing. So the end is kept h
 would arrive after the end is never sent.
 """
 
+import asyncio
 import math
 from asyncio import Future
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import SystemRandom
 from typing import Any
 
@@ -115,6 +116,12 @@ class Receipt:
             return 0
         seconds = self.retry.wait(self.attempt, _chance) if retry_after is None else retry_after
         return min(math.ceil(seconds), math.floor(self.left(now)))
+
+
+async def beats_ended(receipts: Iterable[Receipt]) -> None:
+    """Wait for all heartbeats of these messages that are under way: one that arrived later would hide its message."""
+    if beats := {beat for receipt in receipts for beat in receipt.under_way}:
+        await asyncio.wait(beats)
 
 
 class Receipts:

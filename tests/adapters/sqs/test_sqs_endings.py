@@ -420,6 +420,30 @@ async def test_a_give_back_waits_for_the_beat_that_is_under_way(connected: Conne
     assert message(aws).visible_at == aws.now + 100
 
 
+async def test_the_end_of_a_block_that_settles_nothing_waits_for_the_beat_that_is_under_way(
+    connected: Connect, aws: Fake
+) -> None:
+    """After it, the user's own code may hide the message for longer, or show it to other workers."""
+    backend = connected()
+    (task,) = await received(backend, aws)
+    receipt = backend.receipts.get(task.token)
+    assert receipt is not None
+    receipt.settles = False
+    arrived, go_on = aws.hold(CHANGE)
+    beating = asyncio.create_task(backend.beat([Beat(id=task.id, token=task.token)]))
+    assert await anyio.to_thread.run_sync(arrived.wait, 20)
+    beating.cancel()
+    for _ in range(2):  # the outbox asks again if the answer takes too long
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ended(backend, task)
+    assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "gone"
+    go_on.set()
+    assert (await ended(backend, task)).verdict == "settled"
+    assert len(aws.asked(CHANGE)) == 1
+    assert message(aws).visible_at == aws.now + 300
+
+
 async def test_a_give_back_waits_for_an_earlier_beat_though_a_later_one_was_answered(
     connected: Connect, aws: Fake
 ) -> None:

@@ -48,11 +48,16 @@ logger = logging.getLogger("leasekit")
 _SOON = 900.0  # seconds before the end of the twelve hours at which a warning is logged
 _FASTEST_REDRIVE = 500  # messages a second, for SQS
 _SELECTIONS = ("status", "collection", "cursor", "dry_run")
-_SENT = 10_000  # ids of sent messages that are remembered
+_MOST_SENT = 10_000  # sent messages that are remembered …
+_REMEMBERED = 300.0  # … and for how many seconds, as by a FIFO queue
 _UNKNOWN = (
     "SQS keeps no such message for this receive: was it deleted inside the block, or has another worker done it? Is "
     "queue_url the queue that it came from?"
 )
+
+
+_Sent = tuple[str, str, bytes]
+"""A message that was sent: the id of its task, the kind, and the digest of its body."""
 
 
 def boot_time() -> float:
@@ -104,7 +109,7 @@ class SqsBackend:
         self._receiver = Receiver(self._calls, self._queues, self.receipts, address, clock)
         self._endings = Endings(self._calls, self._queues, clock)
         self._comparison = None if receives else Comparison(self._queues, address.ttl)
-        self._sent: dict[str, None] = {}
+        self._sent: dict[_Sent, float] = {}  # messages of calls that failed in part → until when
         self._crashed_since: dict[str, float] = {}  # tokens of crashed holders → when each crash was first reported
 
     def hear_of(self, kinds: Collection[str]) -> None:
@@ -253,29 +258,42 @@ class SqsBackend:
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Send messages: when this returns they are durable.
 
-        A standard queue knows no ids: a message that is sent again after a lost answer may be there twice. Raises
-        `Refused`, which names item and field, before anything is sent. If SQS itself refuses messages of a batch, the
-        others are sent, and a repeat of the batch sends only the missing ones.
+        A queue does not know its tasks by id: a message that is sent again after a lost answer may be there twice.
+        Raises `Refused`, which names item and field, before anything is sent. If SQS takes only a part of a call, that
+        part is remembered for five minutes: a repeat within that time sends only the missing messages.
         """
         now = datetime.now(UTC)
         is_fifo = self.address.is_fifo
         refuse_what_cannot_be(tasks, is_fifo=is_fifo, now=now)
         ids = [task.id or made_up for task, made_up in zip(tasks, uuid7s(len(tasks), now.timestamp()), strict=True)]
-        first = {task_id: n for n, task_id in reversed(list(enumerate(ids))) if task_id not in self._sent}
-        sent = {n: message(tasks[n], task_id, item=n, is_fifo=is_fifo, now=now) for task_id, n in first.items()}
+        messages = [
+            message(task, task_id, item=n, is_fifo=is_fifo, now=now)
+            for n, (task, task_id) in enumerate(zip(tasks, ids, strict=True))
+        ]
+        keys = [(task_id, task.kind, one.digest) for task_id, task, one in zip(ids, tasks, messages, strict=True)]
+        first = {key: n for n, key in reversed(list(enumerate(keys)))}
         async with refusing():
             items = {
-                n: Item(await self._queues.of(tasks[n].kind), entry.entry, entry.size)
-                for n, entry in sorted(sent.items())
+                n: Item(await self._queues.of(tasks[n].kind), messages[n].entry, messages[n].size)
+                for n in sorted(first.values())
+                if self._sent.get(keys[n], 0.0) <= self._clock()
             }
             errors = await in_batches(self._calls, "send_message_batch", list(items.values()), in_turn=is_fifo)
             failed = {n: error for n, error in zip(items, errors, strict=True) if error is not None}
-            self._sent.update(dict.fromkeys(ids[n] for n in items if n not in failed))
-            while len(self._sent) > _SENT:
-                del self._sent[next(iter(self._sent))]
+            self._remember(first, {keys[n] for n in failed})
             if failed:
                 raise _unsent_error(failed)
-        return [Scheduled(id=task_id, created=n in items, status=Status.NEW) for n, task_id in enumerate(ids)]
+        return [Scheduled(id=ids[n], created=first[key] == n, status=Status.NEW) for n, key in enumerate(keys)]
+
+    def _remember(self, asked: Collection[_Sent], failed: Collection[_Sent]) -> None:
+        """Remember what SQS has taken of a call until the rest is sent, too: from then on, a repeat is a new task."""
+        for key in asked:
+            self._sent.pop(key, None)
+        if failed:
+            until = self._clock() + _REMEMBERED
+            self._sent.update(dict.fromkeys((key for key in asked if key not in failed), until))
+        while len(self._sent) > _MOST_SENT:
+            del self._sent[next(iter(self._sent))]
 
     async def stats(self) -> Stats:
         """Count the messages of each kind, roughly: `new` (delayed), `enqueued` and `processing` (in flight).

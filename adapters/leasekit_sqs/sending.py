@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -35,6 +36,11 @@ class Message:
 
     entry: dict[str, Any]
     size: int
+
+    @property
+    def digest(self) -> bytes:
+        """Of the body, to tell messages apart."""
+        return sha256(self.entry["MessageBody"].encode()).digest()
 
 
 def refuse_what_cannot_be(tasks: Sequence[NewTask], *, is_fifo: bool, now: datetime) -> None:

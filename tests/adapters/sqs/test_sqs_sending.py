@@ -166,13 +166,42 @@ async def test_a_payload_that_cannot_be_sent_is_refused(connected: Connect, aws:
     assert aws.asked(SEND) == []
 
 
-async def test_an_id_is_sent_once(connected: Connect, aws: Fake) -> None:
+async def test_a_task_that_a_call_names_twice_is_sent_once(connected: Connect, aws: Fake) -> None:
+    aws.queue("q")
+    tasks = [NewTask(kind="k", id="t", payload=payload) for payload in (1, 2, 1)]
+    answers = await connected().schedule(tasks)
+    assert [answer.created for answer in answers] == [True, True, False]
+    assert [message.body for message in aws.queues["q"].messages] == ["1", "2"]
+
+
+@pytest.mark.parametrize("kind", ["a", "b"], ids=["same queue", "other queue"])
+async def test_an_id_that_was_sent_before_is_sent_again(connected: Connect, aws: Fake, kind: str) -> None:
+    """A queue does not know ids: the first task may have ended long ago, and no message would be there."""
+    aws.queue("jobs-a")
+    aws.queue("jobs-b")
+    backend = connected("jobs-{kind}")
+    for name in ("a", kind):
+        (answer,) = await backend.schedule([NewTask(kind=name, id="nightly")])
+        assert answer.created
+    assert sum(len(queue.messages) for queue in aws.queues.values()) == 2
+
+
+@pytest.mark.parametrize(("later", "sent"), [(0, [1, 2, 4]), (301, [1, 3, 5])], ids=["soon", "late"])
+async def test_a_call_is_taken_for_a_repeat_until_all_of_it_is_sent_and_for_five_minutes(
+    connected: Connect, aws: Fake, later: int, sent: list[int]
+) -> None:
     aws.queue("q")
     backend = connected()
-    (first,) = await backend.schedule([NewTask(kind="k", id="t")])
-    again, within = await backend.schedule([NewTask(kind="k", id="t"), NewTask(kind="k", id="t")])
-    assert [answer.created for answer in (first, again, within)] == [True, False, False]
-    assert len(entries(aws)) == 1
+    tasks = [NewTask(kind="k", id="fine"), NewTask(kind="k", id="refused")]
+    aws.fail(SEND, "InvalidMessageContents", 1)
+    with pytest.raises(Refused):
+        await backend.schedule(tasks)
+    found = [len(aws.queues["q"].messages)]
+    aws.now += later
+    for _ in range(2):
+        assert [answer.created for answer in await backend.schedule(tasks)] == [True, True]
+        found.append(len(aws.queues["q"].messages))
+    assert found == sent
 
 
 async def test_of_a_batch_that_failed_in_part_only_what_is_missing_is_sent_again(connected: Connect, aws: Fake) -> None:

@@ -64,6 +64,8 @@ class Leases(Middleware):
         self._client.check_names()
         self._is_closed = False
         self._workers: set[Any] = set()  # workers that have booted and share the client
+        # The last worker was shut down. False also for a worker that was started before it got this middleware.
+        self._is_shut_down = False
         self._booting = threading.Lock()
         self._again_in = again_in
         self._here = threading.local()  # the lease of the message that this thread processes
@@ -195,7 +197,7 @@ class Leases(Middleware):
             logger.warning("the lease of message %s is left without an answer: %s", message.message_id, why)
         finally:
             self._held.discard(lease)
-            if not self._workers:  # it has outlived the last of them
+            if self._is_shut_down:  # the run has outlived the last worker
                 self._close_if_unused()
 
     def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
@@ -217,11 +219,13 @@ class Leases(Middleware):
             # Here, where no time limit strikes: CPython may raise it in the thread that this starts, which then hangs.
             self._client.__connection__()
             self._workers.add(worker)
+            self._is_shut_down = False
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Close the client with the last worker of this broker, or with a run that the worker did not wait for."""
         with self._booting:
             self._workers.discard(worker)
+            self._is_shut_down = not self._workers
         self._close_if_unused()
 
     def _close_if_unused(self) -> None:

@@ -360,9 +360,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set when Dramatiq waits for a coroutine no longer, and the middleware does."""
     waits, wait = threading.Event(), coroutines._wait
 
-    def begins(coroutine: Any) -> None:
+    def begins(*coroutine: Any) -> None:
         waits.set()
-        wait(coroutine)
+        wait(*coroutine)
 
     monkeypatch.setattr(coroutines, "_wait", begins)
     return waits
@@ -434,6 +434,38 @@ def test_an_async_actor_that_was_cancelled_before_its_loop_began_it_holds_up_no_
         shop.worker.stop()
 
 
+def test_an_async_actor_that_is_interrupted_before_dramatiq_awaits_it_is_cancelled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop, submit = Shop(asyncs=True), asyncio.run_coroutine_threadsafe
+    loop = get_event_loop_thread()
+    assert loop is not None
+    begun = threading.Event()
+
+    async def sleeps() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.01)  # a second cancel would end it here
+            shop.ran.append("cleaned up")
+
+    def interrupt(coroutine: Any, loop: Any) -> Any:
+        monkeypatch.undo()
+        submit(coroutine, loop)
+        assert begun.wait(30)
+        raise TimeLimitExceeded
+
+    shop.message = dramatiq.actor(broker=shop.broker, actor_name="sleeps", queue_name="q")(sleeps).message()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupt)
+    try:
+        shop.deliver()
+        assert (shop.ran, shop.status) == (["cleaned up"], "enqueued")
+    finally:
+        loop.loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop.loop)])
+        shop.worker.stop()
+
+
 def test_a_function_that_is_not_dramatiqs_wrapper_of_a_coroutine_is_left_as_it_is(shop: Shop) -> None:
     assert shop.broker.get_actor("runs").fn == shop.run
 
@@ -486,6 +518,19 @@ def test_a_worker_that_boots_after_the_last_one_was_shut_down_is_connected_again
     shop.worker.start()
     shop.deliver()
     assert (shop.ran, shop.status) == (["a"], "success")
+
+
+def test_a_worker_that_was_started_before_it_got_its_leases_runs_every_message(shop: Shop) -> None:
+    shop.leases._client.close()
+    shop.broker.middleware.remove(shop.leases)
+    shop.leases = Leases("memory://")
+    shop.broker.add_middleware(shop.leases)
+    shop.deliver()
+    shop.message = shop.message.copy(message_id="another")
+    shop.deliver()
+    assert (shop.ran, shop.status) == (["a", "a"], "success")
+    shop.worker.stop()
+    assert shop.leases._is_closed
 
 
 def test_a_worker_that_boots_has_its_connection_before_a_time_limit_can_strike(shop: Shop) -> None:

@@ -46,6 +46,13 @@ def current_lease() -> Lease | None:
     return _current.get()
 
 
+class _Here(threading.local):
+    """The message that a thread processes."""
+
+    lease: Lease | None = None
+    has_succeeded = False
+
+
 class Leases(Middleware):
     """Run every message of the broker under the lease of its id, at the service at `url`, which must keep names.
 
@@ -68,7 +75,7 @@ class Leases(Middleware):
         self._is_shut_down = False
         self._booting = threading.Lock()
         self._again_in = again_in
-        self._here = threading.local()  # the lease of the message that this thread processes
+        self._here = _Here()
         # Those of all threads, also after a worker's end. Weak, so that a lease that an interrupt has left alone ends.
         self._held: WeakSet[Lease] = WeakSet()
 
@@ -79,7 +86,7 @@ class Leases(Middleware):
         try:
             lease = leasekit.lease(self._client.once(_name(message.message_id)))
             lease.__enter__()
-            self._here.lease = lease
+            self._here.lease, self._here.has_succeeded = lease, False
             self._held.add(lease)
             _current.set(lease)
         except AlreadyDone:
@@ -134,10 +141,16 @@ class Leases(Middleware):
         """Release the lease of a failed run, also if it raised `Fatal`: Dramatiq decides whether it runs again."""
         if exception is not None or message.failed:  # failed alone: another middleware has rejected the message
             self._leave_lease(message, exception, release=not isinstance(exception, Cancelled))
+        else:
+            self._here.has_succeeded = True
 
     def before_ack(self, broker: Broker, message: MessageProxy) -> None:
-        """Leave the lease of a run that succeeded, after all other middleware has finished its work on it."""
-        self._leave_lease(message)
+        """Leave the lease of a run that succeeded, after all other middleware has finished its work on it.
+
+        A run of which `after_process_message` has not heard was interrupted while Dramatiq dealt with its failure: its
+        lease is released, so that another delivery runs.
+        """
+        self._leave_lease(message, release=not self._here.has_succeeded)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Release the lease of a message that another middleware has skipped, because it has not run.
@@ -145,14 +158,14 @@ class Leases(Middleware):
         A message that another middleware rejects, for its age, say, while a run has its lease, or may have it, is put
         off.
         """
-        is_rejected = self._lease is None and message.failed
+        is_rejected = self._here.lease is None and message.failed
         if is_rejected and self._may_run(message) and self._put_off(broker, message):
             message.failed = False
         self._leave_lease(message, release=True)
 
     def before_nack(self, broker: Broker, message: MessageProxy) -> None:
         """Release the lease of a message that is a dead letter, and keep the result of another run of it."""
-        if self._lease is None and self._has_succeeded(message):
+        if self._here.lease is None and self._has_succeeded(message):
             _keep_result(message)
         self._leave_lease(message, release=True)
 
@@ -174,14 +187,10 @@ class Leases(Middleware):
         info = self._client.get(kind_of(_name(message.message_id), "once:"))
         return None if info is None else info.status
 
-    @property
-    def _lease(self) -> Lease | None:
-        return getattr(self._here, "lease", None)
-
     def _leave_lease(
         self, message: MessageProxy, exception: BaseException | None = None, *, release: bool = False
     ) -> None:
-        lease, self._here.lease = self._lease, None
+        lease, self._here.lease = self._here.lease, None
         _current.set(None)
         if lease is None:
             return

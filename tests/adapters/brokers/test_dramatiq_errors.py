@@ -317,6 +317,22 @@ def test_a_failure_that_is_interrupted_while_its_lease_is_left_is_retried(
     assert (shop.ran, interrupts) == (["b", "b"], [])
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it ends Dramatiq's thread
+def test_a_failure_that_is_interrupted_before_dramatiq_tells_of_it_is_no_success(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise ValueError("oops")
+
+    def interrupted(*text: Any, **extra: Any) -> None:
+        raise TimeLimitExceeded
+
+    monkeypatch.setattr(shop.worker.workers[0].logger, "error", interrupted)
+    shop.message = dramatiq.actor(broker=shop.broker, queue_name="q")(fails).message()
+    shop.deliver()
+    assert shop.status == "enqueued"
+
+
 def test_one_that_another_middleware_makes_a_dead_letter_of_may_be_sent_again(shop: Shop) -> None:
     shop.broker.add_middleware(FailsLate(), before=Results)
     shop.deliver()

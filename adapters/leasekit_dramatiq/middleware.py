@@ -66,6 +66,7 @@ class Leases(Middleware):
         check_number("again_in", again_in, least=0.001)
         # Shorter patience than a client's own: a message whose lease cannot be obtained is put off.
         rhythm = leasekit.Heartbeats().for_ttl(ttl)
+        self._url = url
         self._connect = partial(leasekit.connect, url, heartbeats=rhythm, retry_for=_PATIENCE)
         self._client = self._connect()
         self._client.check_names()
@@ -216,8 +217,11 @@ class Leases(Middleware):
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Connect again if the workers before this one have all been shut down.
 
-        Raises `MiddlewareError`, so that the worker does not start, if gevent has patched its process.
+        Raises `MiddlewareError`, so that the worker does not start, if gevent has patched its process, or if the broker
+        has this middleware twice for one service: no message would ever run, because each holds up the other's.
         """
+        if sum(isinstance(other, Leases) and other._url == self._url for other in broker.middleware) > 1:
+            raise MiddlewareError("this broker has Leases of one service twice, so no message could run: add it once")
         try:
             self._client.check_process()
         except ConfigError as error:

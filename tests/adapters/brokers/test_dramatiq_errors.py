@@ -536,6 +536,15 @@ def test_a_worker_that_boots_after_the_last_one_was_shut_down_is_connected_again
     assert (shop.ran, shop.status) == (["a"], "success")
 
 
+def test_a_worker_does_not_start_with_the_leases_of_one_service_twice(shop: Shop) -> None:
+    shop.broker.add_middleware(shop.leases)
+    with pytest.raises(MiddlewareError, match="add it once"):
+        Worker(shop.broker).start()
+    shop.broker.middleware.remove(shop.leases)
+    shop.deliver()
+    assert shop.ran == ["a"]
+
+
 def test_a_worker_that_was_started_before_it_got_its_leases_runs_every_message(shop: Shop) -> None:
     shop.leases._client.close()
     shop.broker.middleware.remove(shop.leases)

@@ -1,5 +1,8 @@
 """Statements on PostgreSQL: their plans, what renewals write, arrays of values, and errors that come up late."""
 
+import os
+import socket
+
 import psycopg
 import pytest
 from msgspec.structs import replace
@@ -7,7 +10,7 @@ from psycopg import errors
 
 from leasekit.server.engine import Engine
 from leasekit.server.store import Contended, Run
-from leasekit.server.store.postgres.session import array
+from leasekit.server.store.postgres.session import Connection, array
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, NewTask, Settlement
 from tests.postgres_server import PostgresServer
@@ -123,3 +126,14 @@ def _updates(url: str) -> tuple[int, ...]:
         ).fetchone()
     assert row is not None
     return row
+
+
+def test_a_pipeline_that_no_socket_takes_at_once_is_sent_to_its_end(postgres: PostgresServer) -> None:
+    with Connection.connect(postgres.url("postgres"), autocommit=True) as connection:
+        connection.patience = 5
+        with socket.socket(fileno=os.dup(connection.fileno())) as line:
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with connection.pipeline() as pipeline:
+            lengths = [connection.execute("SELECT length(%s)", ("x" * 2_000_000,)) for _ in range(3)]
+            pipeline.sync()
+        assert [length.fetchone() for length in lengths] == [(2_000_000,)] * 3

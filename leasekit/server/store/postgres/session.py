@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import psycopg
 import sqlalchemy as sa
+from psycopg.waiting import Ready, Wait
 from sqlalchemy.dialects.postgresql import psycopg as dialects
 
 from leasekit.server.store import Contended
@@ -48,31 +49,41 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **options: Any) -> _T:
         try:
-            return super().wait(_bounded(gen, self.patience), *args, **options)
+            return super().wait(_bounded(gen, self.patience, self._flush), *args, **options)
         except _NoAnswer:
             self.close()  # else every later step of the same transaction would wait as long
             raise
+
+    def _flush(self) -> bool:
+        """Send what libpq still holds; return whether the socket has not taken all of it."""
+        try:
+            return self.pgconn.flush() == 1
+        except psycopg.Error:
+            return False  # the next read says more of a broken connection
 
 
 class _NoAnswer(psycopg.OperationalError):
     """The patience of a connection is over."""
 
 
-def _bounded(waiting: Generator[Any, Any, _T], patience: float) -> Generator[Any, Any, _T]:
+def _bounded(waiting: Generator[Any, Any, _T], patience: float, flush: Callable[[], bool]) -> Generator[Any, Any, _T]:
     """Do what `waiting` does, but raise `_NoAnswer` when it has nothing to read or write for so long.
 
-    It is asked several times a second, also if nothing has come.
+    It is asked several times a second, also if nothing has come. While it waits for an answer, `flush` sends the rest
+    of a pipeline: psycopg stops sending when the socket is full, and the server would wait for that rest for ever.
     """
     until = time.monotonic() + patience
     try:
         state = next(waiting)
         while True:
-            ready = yield state
+            has_rest = state == Wait.R and flush()
+            ready = yield Wait.RW if has_rest else state
             if ready:
                 until = time.monotonic() + patience
             elif time.monotonic() > until:
                 raise _NoAnswer(f"no answer for {patience:g} s")
-            state = waiting.send(ready)
+            if not (has_rest and ready == Ready.W):
+                state = waiting.send(ready)
     except StopIteration as end:
         return cast("_T", end.value)
 

@@ -6,7 +6,7 @@ decoded and encoded again.
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
@@ -16,8 +16,9 @@ __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
     "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
     "STORE_HEADER", "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ClaimAnswer", "ClaimRequest",
-    "ItemError", "NewTaskItem", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest",
-    "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "VacuumRequest", "VerdictsAnswer", "traceparent",
+    "ItemError", "NewTaskItem", "OneTask", "OptionalName", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest",
+    "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "TaskFilters", "VacuumRequest",
+    "VerdictsAnswer", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -106,6 +107,28 @@ class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"the results have {successors:,} successors together (`then`), {MAX_SUCCESSORS:,} at most: "
                 "send fewer results in one request"
             )
+
+
+# Not None where a parameter is absent: msgspec would read the value *null* as None.
+OptionalName: TypeAlias = Name | UnsetType
+
+
+class OneTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameter of a request for one task."""
+
+    task_id: Name
+
+
+class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a listing: those that are absent select nothing."""
+
+    kind: OptionalName = UNSET
+    status: Status | UnsetType = UNSET
+    collection: OptionalName = UNSET
+    worker: OptionalName = UNSET
+    newest: bool = False
+    cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
 
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

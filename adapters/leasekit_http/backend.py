@@ -242,7 +242,7 @@ class HttpBackend:
     async def list_tasks(self, *, newest: bool = False, limit: int = 100, **filters: str | None) -> Page:
         if newest:
             filters["newest"] = "true"
-        query = "&".join(f"{name}={quote(value, safe='')}" for name, value in filters.items() if value is not None)
+        query = "&".join(f"{name}={_quoted(value)}" for name, value in filters.items() if value is not None)
         return await self._get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), _PAGE)
 
 
@@ -271,4 +271,11 @@ def _segment(task_id: str) -> str:
     """Return an id as one segment of a path. Dots are quoted too, because `..` would be resolved before sending."""
     if not task_id:
         raise Refused("a task's id must not be empty")
-    return quote(task_id, safe="").replace(".", "%2E")
+    return _quoted(task_id).replace(".", "%2E")
+
+
+def _quoted(name: str) -> str:
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise Refused(f"a name cannot be sent: {error}") from None

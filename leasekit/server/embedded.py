@@ -76,6 +76,7 @@ class DirectBackend:
         return await (await self._engine()).schedule(items)
 
     async def get(self, task_id: str) -> TaskInfo | None:
+        checked(wire.OneTask, {"task_id": task_id})
         info = await (await self._engine()).get(task_id)
         return None if info is None else plain_info(info)
 
@@ -109,6 +110,7 @@ class DirectBackend:
 
     async def list_tasks(self, *, limit: int = 100, **filters: Any) -> Page:
         check_limit("limit", limit)
+        checked(wire.TaskFilters, {name: value for name, value in filters.items() if value is not None})
         page = await (await self._engine()).list_tasks(limit=limit, **filters)
         return Page(tasks=[plain_info(info) for info in page.tasks], cursor=page.cursor)
 

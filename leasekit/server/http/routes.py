@@ -4,7 +4,7 @@ The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.exceptions import HTTPException
@@ -15,7 +15,7 @@ from leasekit.server.http.operations import Operation, get, post
 from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.task import Name, NodeInfo, Page, Purged, Redriven, Status, TaskInfo, Vacuumed, Verdict, WorkerInfo
+from leasekit.task import NodeInfo, Page, Purged, Redriven, TaskInfo, Vacuumed, Verdict, WorkerInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
@@ -24,31 +24,17 @@ from leasekit.wire import (
     CancelsRequest,
     ClaimAnswer,
     ClaimRequest,
+    OneTask,
+    OptionalName,
     PurgeRequest,
     RedriveRequest,
     ResultsRequest,
     ScheduleAnswer,
     ScheduleRequest,
+    TaskFilters,
     VacuumRequest,
     VerdictsAnswer,
 )
-
-# Not None where a parameter is absent: msgspec would read the value *null* as None.
-_Filter: TypeAlias = Name | UnsetType
-
-
-class OneTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    task_id: Name
-
-
-class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    kind: _Filter = UNSET
-    status: Status | UnsetType = UNSET
-    collection: _Filter = UNSET
-    worker: _Filter = UNSET
-    newest: bool = False
-    cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
 
 
 class NamePage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,8 +43,8 @@ class NamePage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EventFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    kind: _Filter = UNSET
-    task: _Filter = UNSET
+    kind: OptionalName = UNSET
+    task: OptionalName = UNSET
     last_event_id: Annotated[str, Meta(max_length=128, extra={"header": "Last-Event-ID"})] | UnsetType = UNSET
 
 

@@ -1,8 +1,10 @@
 """Tests of reads: single tasks, listings and counts."""
 
 import math
+from contextlib import suppress
 from datetime import datetime, timedelta
 
+from leasekit.errors import Refused
 from leasekit.task import NewTask, Status, TaskInfo
 from leasekit.testing.contract.base import SchedulerBase, Service, ids_of
 
@@ -12,6 +14,14 @@ class Reading(SchedulerBase):
 
     async def test_of_an_unknown_task_there_is_nothing(self, backend: Service, kind: str) -> None:
         assert await backend.get(f"{kind}-nobody") is None
+
+    async def test_a_name_that_cannot_be_is_refused_or_unknown(self, backend: Service, kind: str) -> None:
+        """A read by it fails in no other way: any other error would be repeated as an outage."""
+        for name in (f"{kind}-\0", f"{kind}-\ud800"):
+            with suppress(Refused):
+                assert await backend.get(name) is None
+        with suppress(Refused):
+            assert (await backend.list_tasks(kind=f"{kind}-\0")).tasks == []
 
     async def test_the_end_of_a_lease_is_shown_while_there_is_one(self, backend: Service, kind: str) -> None:
         await backend.schedule([NewTask(kind=kind, id=f"{kind}-1", claim_timeout=100)])

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import psycopg
 import pytest
 
-from leasekit.errors import ConfigError, Unavailable
+from leasekit.errors import BackendError, ConfigError, Unavailable
 from leasekit.server.engine import Engine
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
@@ -137,7 +137,8 @@ async def test_the_counts_are_those_of_all_nodes_also_of_those_that_are_gone(url
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("synchronous_commit", "off"), ("client_encoding", "SQL_ASCII"), ("array_nulls", "off")]
+    ("name", "value"),
+    [("synchronous_commit", "off"), ("client_encoding", "SQL_ASCII"), ("array_nulls", "off"), ("lock_timeout", "1")],
 )
 async def test_what_a_database_has_set_loses_nothing(url: str, name: str, value: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
@@ -152,6 +153,8 @@ async def test_what_a_database_has_set_loses_nothing(url: str, name: str, value:
             store.open()
             with store.transaction() as tx:
                 assert tx.execute("SHOW synchronous_commit") == [("on",)]
+            with store.view() as view:
+                assert view.execute("SHOW lock_timeout") == [("0",)]
             store.close()
         finally:
             connection.execute(f"ALTER DATABASE leasekit_tests RESET {name}".encode())
@@ -203,6 +206,15 @@ async def test_a_read_does_not_fail_because_the_database_has_ended_idle_connecti
                 " WHERE application_name = 'leasekit' AND state = 'idle'"
             )
         assert (await node.stats()).kinds == {}
+
+
+def test_tables_without_a_version_are_not_migrated(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    with psycopg.connect(url) as connection:
+        connection.execute("DELETE FROM leasekit.version")
+    with pytest.raises(BackendError, match="has tables, and not their version: restore both"):
+        PostgresStore(url).migrate()
 
 
 async def test_tables_that_are_gone_are_an_outage(url: str) -> None:

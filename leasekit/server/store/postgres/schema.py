@@ -79,6 +79,11 @@ def migrate(connection: Connection) -> list[int]:
             f"this user may not create the tables ({str(error).splitlines()[0]}): run the migration as the owner of "
             "the database, or have them run CREATE SCHEMA leasekit AUTHORIZATION this_user"
         ) from error
+    except psycopg.errors.DuplicateTable as error:
+        raise BackendError(
+            f"the schema leasekit has tables, and not their version: restore both from one backup "
+            f"({str(error).splitlines()[0]})"
+        ) from error
     return made
 
 

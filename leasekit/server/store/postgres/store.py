@@ -80,6 +80,7 @@ _VIEW = "; ".join(
     [
         "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
         "SET LOCAL search_path = pg_catalog",
+        "SET LOCAL lock_timeout = 0",  # else a message is not sent while another node sends one
         *(f"SET LOCAL {name} = {value}" for name, value in _PLANS.items()),
     ]
 )

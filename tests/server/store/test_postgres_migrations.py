@@ -1,0 +1,52 @@
+"""Migrations of PostgreSQL: what tables of each version keep."""
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from leasekit.server.engine import Engine
+from leasekit.server.store.postgres import schema
+from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.task import Beat, NewTask, Settlement, Status
+from tests.postgres_server import PostgresServer
+
+# Each is made when its version is the head: with tasks in each state, some seconds before `SOON_AFTER`.
+DUMPS = sorted((Path(__file__).parent / "dumps").glob("postgres_*.sql"))
+SOON_AFTER = 1795469465.0
+
+
+def version_of(dump: Path) -> int:
+    return int(dump.stem.removeprefix("postgres_"))
+
+
+def test_each_version_of_the_tables_has_a_dump() -> None:
+    assert [version_of(dump) for dump in DUMPS] == list(range(1, schema.HEAD + 1))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("version", "script"), [(version_of(dump), dump.read_bytes()) for dump in DUMPS], ids=[dump.stem for dump in DUMPS]
+)
+async def test_tables_of_each_version_keep_their_tasks_through_migrations(
+    postgres: PostgresServer, version: int, script: bytes
+) -> None:
+    url = postgres.new_database()
+    with psycopg.connect(url) as connection:
+        connection.execute(script)
+        found = connection.execute("SELECT token FROM leasekit.trigger WHERE id = 'held'").fetchone()
+    assert found is not None
+    assert PostgresStore(url).migrate() == list(range(version + 1, schema.HEAD + 1))
+    async with Engine(PostgresStore(url), clock=lambda: SOON_AFTER, boot=lambda: SOON_AFTER) as engine:
+        await engine.tick()
+        (beat,) = await engine.heartbeat("one", [Beat(id="held", token=found[0], started=True)])
+        (end,) = await engine.results("one", [Settlement(id="held", token=found[0], outcome="success")])
+        assert (beat.verdict, end.verdict) == ("renewed", "settled")
+        (again,) = await engine.schedule([NewTask(kind="done", dedupe_key="key")])
+        assert (again.id, again.status) == ("done", Status.SUCCESS)
+        claimed = await engine.claim(worker="w", kinds=["waiting", "later"], limit=5, wait=0, claim_id="c")
+        assert [task.id for task in claimed.tasks] == ["waiting"]
+        done, dead = await engine.get("done"), await engine.get("dead")
+        assert done is not None
+        assert dead is not None
+        assert (bytes(done.result), dead.status) == (b'[1,null,"x"]', Status.DEAD)

@@ -19,6 +19,7 @@ from leasekit.server.shared import SharedBackend, connect
 from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement, Stats, Status, Task
 from leasekit.testing.contract import RedriverContract
+from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ class Shared:
 
     def __init__(self, url: str) -> None:
         self.now = datetime.now(UTC).timestamp()
-        self.engine = Engine(open_store(url), clock=lambda: self.now, random=Random(3))
+        self.engine = Engine(open_store(url), clock=lambda: self.now, boot=lambda: self.now, random=Random(3))
 
     def door(self, worker: str) -> EmbeddedBackend:
         return EmbeddedBackend(lambda: _Lent(self.engine), worker=worker)
@@ -90,6 +91,21 @@ class TestOnSqlite(Contract):
 class TestInMemory(Contract):
     def url(self, tmp_path: Path) -> str:
         return "memory:"
+
+
+@pytest.mark.slow
+class TestOnPostgres(Contract):
+    @pytest.fixture(autouse=True)
+    def database(self, postgres: PostgresServer) -> None:
+        self._url = postgres.emptied()
+
+    def url(self, tmp_path: Path) -> str:
+        return self._url
+
+    async def interrupt(self, *tasks: Task) -> None:
+        """As after a time in which no node was alive."""
+        self._shared.engine.clock._has_begun = False  # type: ignore[attr-defined]
+        self._shared.now += 11
 
 
 # The door itself

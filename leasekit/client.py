@@ -6,22 +6,20 @@ trio alike. Both only hand over to the driver's thread, where backend and keeper
 
 import os
 import re
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypedDict, TypeVar, Unpack
 
 import anyio
-from msgspec.structs import replace
 
 from leasekit._arguments import check_arguments, check_fields, check_ids, checked_status, new_task
+from leasekit._batches import alone, parts, placed, with_ids
 from leasekit._binding import bind
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
 from leasekit._driver.guarding.watchdog import Mode
-from leasekit._driver.reporting import encoding
 from leasekit._driver.reporting.completion import all_ended
 from leasekit._driver.retrying import repeat_until_answered
 from leasekit._driver.thread import check_process
@@ -29,9 +27,8 @@ from leasekit._operating import Operating, require_scheduler
 from leasekit._session import Session
 from leasekit.backend import Backend
 from leasekit.config import Heartbeats, check_number
-from leasekit.errors import Closed, ConfigError, Refused
+from leasekit.errors import Closed, ConfigError
 from leasekit.hooks import Hook, Hooks
-from leasekit.ids import uuid7s
 from leasekit.named import Named, Once, check_names, kind_of
 from leasekit.task import Health, NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
 from leasekit.task_iterator import Tasks
@@ -236,17 +233,20 @@ class Client(Operating):
         Raises `Refused` (with the field), `Unavailable`, `Throttled`.
         """
         task = new_task(kind, payload, options)
-        with _alone():
+        with alone():
             return self.schedule_all([task])[0]
 
     async def aschedule(self, kind: str, payload: Any = None, **options: Unpack[TaskOptions]) -> Scheduled:
         """Do what `schedule` does, from an event loop."""
         task = new_task(kind, payload, options)
-        with _alone():
+        with alone():
             return (await self.aschedule_all([task]))[0]
 
     def schedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
-        """Schedule a batch: one answer for each task, in order. One bad task has the whole batch refused."""
+        """Schedule a batch: one answer for each task, in order. One bad task has the whole batch refused.
+
+        More than 1,000 tasks are sent in parts of 1,000: if one is refused, the parts before it stay scheduled.
+        """
         return self.__schedule__(tasks)
 
     async def aschedule_all(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
@@ -256,14 +256,22 @@ class Client(Operating):
     def __schedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
         """Schedule a batch, for leasekit's own parts; the call is repeated for no longer than `at_most` seconds."""
         check_fields(tasks)
-        with self.hooks.scheduling(_with_ids(tasks)) as identified:
-            return self._call(partial(self._task_sink.schedule, identified), at_most=at_most)
+        with self.hooks.scheduling(with_ids(tasks)) as identified:
+            answers: list[Scheduled] = []
+            for first, part in parts(identified):
+                with placed(first):
+                    answers += self._call(partial(self._task_sink.schedule, part), at_most=at_most)
+            return answers
 
     async def __aschedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
         """Do what `__schedule__` does, from an event loop."""
         check_fields(tasks)
-        with self.hooks.scheduling(_with_ids(tasks)) as identified:
-            return await self._acall(partial(self._task_sink.schedule, identified), at_most=at_most)
+        with self.hooks.scheduling(with_ids(tasks)) as identified:
+            answers: list[Scheduled] = []
+            for first, part in parts(identified):
+                with placed(first):
+                    answers += await self._acall(partial(self._task_sink.schedule, part), at_most=at_most)
+            return answers
 
     def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task; None if no task has that id."""
@@ -384,27 +392,3 @@ class Client(Operating):
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.aclose()
-
-
-def _with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
-    """Return the tasks with an id each, so that a request whose answer was lost can be repeated.
-
-    Raises `Refused` if a payload or an option would arrive as another value.
-    """
-    for item, task in enumerate(tasks):
-        if (fault := encoding.number_fault(task)) is not None:
-            field, detail = fault
-            error = {"item": item, "field": field, "detail": detail}
-            raise Refused(f"item {item}: {field} {detail}", errors=[error])
-    ids = iter(uuid7s(len(tasks), time.time()))
-    return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
-
-
-@contextmanager
-def _alone() -> Generator[None]:
-    """Leave the position in the batch out of a `Refused`, for a task that was scheduled alone."""
-    try:
-        yield
-    except Refused as refused:
-        said = re.sub(r"^item 0(: )?", lambda at: "" if at[1] else "the task", str(refused))
-        raise Refused(said, errors=refused.errors) from refused

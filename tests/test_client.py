@@ -354,6 +354,28 @@ def test_a_backend_that_accepts_no_work_says_so(service: MemoryService) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_batch_of_any_length_is_scheduled(service: MemoryService) -> None:
+    async with Client(MemoryBackend(service, worker="w")) as client:
+        for schedule in (client.aschedule_all, lambda tasks: anyio.to_thread.run_sync(client.schedule_all, tasks)):
+            tasks = [NewTask(kind="k", payload=n) for n in range(2500)]
+            answers = await schedule(tasks)
+            assert all(answer.created for answer in answers)
+            assert len({answer.id for answer in answers}) == 2500
+            last = await client.aget(answers[-1].id)
+            assert last is not None
+            assert last.payload == 2499
+
+
+def test_a_refusal_counts_positions_from_the_begin_of_the_whole_batch(client: Client) -> None:
+    tasks = [NewTask(kind="k") for _ in range(1500)]
+    tasks[1200] = NewTask(kind="k", collection="x" * 1000)
+    with pytest.raises(Refused, match=r"^item 1200 .*\(the 1,000 tasks before this part are scheduled\)$") as refused:
+        client.schedule_all(tasks)
+    assert [error["item"] for error in refused.value.errors] == [1200]
+    assert client.stats().kinds == {"k": {"new": 1000}}
+
+
+@pytest.mark.anyio
 async def test_every_method_has_two_doors(service: MemoryService) -> None:
     async with Client(MemoryBackend(service, worker="w")) as client:
         task = (await client.aschedule("k", 1)).id

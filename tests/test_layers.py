@@ -16,7 +16,10 @@ FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top)
 VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
 HANDLES = {"client", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
-INSIDE = {"_core", "_driver", "_arguments", "_binding", "_blocks", "_leased_run", "_log", "_operating", "_session"}
+INSIDE = {
+    "_core", "_driver", "_arguments", "_batches", "_binding", "_blocks", "_leased_run", "_log", "_operating",
+    "_session",
+}  # fmt: skip
 SERVICE = {"server.embedded", "server.roles", "server.store", "server.unit_of_work"}  # what `memory://` is made of
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
@@ -42,6 +45,7 @@ LAYERS = {
     "_arguments": Layer(VALUES, set()),
     "_log": Layer(set(), set()),
     "_forwarding": Layer({"task"}, set()),
+    "_batches": Layer(VALUES | INSIDE | {"ids", "wire"}, {"msgspec"}),
     "_binding": Layer({"task", "_driver"}, set()),
     "_blocks": Layer(VALUES | INSIDE, {"anyio"}),
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),

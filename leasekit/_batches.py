@@ -1,0 +1,62 @@
+"""Batches of tasks to schedule: their ids, the parts in which they are sent, and positions in what is refused.
+
+Rule 1: each task has its id before the first request leaves, so that every request can be repeated.
+"""
+
+import re
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from leasekit._driver.reporting import encoding
+from leasekit.errors import Refused
+from leasekit.ids import uuid7s
+from leasekit.task import NewTask
+from leasekit.wire import MAX_BATCH
+
+__all__ = ["alone", "parts", "placed", "with_ids"]
+
+
+def with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
+    """Return the tasks with an id each, so that a request whose answer was lost can be repeated.
+
+    Raises `Refused` if a payload or an option would arrive as another value.
+    """
+    for item, task in enumerate(tasks):
+        if (fault := encoding.number_fault(task)) is not None:
+            field, detail = fault
+            error = {"item": item, "field": field, "detail": detail}
+            raise Refused(f"item {item}: {field} {detail}", errors=[error])
+    ids = iter(uuid7s(len(tasks), time.time()))
+    return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
+
+
+def parts(tasks: Sequence[NewTask]) -> Iterator[tuple[int, Sequence[NewTask]]]:
+    """Yield the tasks in parts that every service takes in one call, each with the position of its first task."""
+    for first in range(0, max(1, len(tasks)), MAX_BATCH):
+        yield first, tasks[first : first + MAX_BATCH]
+
+
+@contextmanager
+def placed(first: int) -> Generator[None]:
+    """Count the positions in a `Refused` from the begin of the whole batch; `first` is the position of the part."""
+    try:
+        yield
+    except Refused as refused:
+        if not first:
+            raise
+        said = re.sub(r"^item (\d+)", lambda at: f"item {int(at[1]) + first}", str(refused))
+        errors = [{**error, "item": error["item"] + first} if "item" in error else error for error in refused.errors]
+        raise Refused(f"{said} (the {first:,} tasks before this part are scheduled)", errors=errors) from refused
+
+
+@contextmanager
+def alone() -> Generator[None]:
+    """Leave the position in the batch out of a `Refused`, for a task that was scheduled alone."""
+    try:
+        yield
+    except Refused as refused:
+        said = re.sub(r"^item 0(: )?", lambda at: "" if at[1] else "the task", str(refused))
+        raise Refused(said, errors=refused.errors) from refused

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 FORMAT = "json"
 """The format for which `formatter` returns a `JsonFormatter`."""
+TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""The lines of commands that log to a terminal, a file or a journal."""
 
 _FIELDS = ("task_id", "kind", "attempt", "duration", "outcome")
 

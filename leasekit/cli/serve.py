@@ -1,10 +1,12 @@
 """`leasekit serve`: run the companion server."""
 
 import gc
+import logging
 from typing import Annotated
 
 import typer
 
+from leasekit._worker.json_log import TEXT
 from leasekit.cli.errors import DAMAGED, fail, sentence
 from leasekit.errors import LeasekitError, StoreDamaged
 
@@ -49,6 +51,7 @@ def serve(
         fail("serve", f"the server needs {error.name!r}: pip install '/path/to/leasekit[server]'")
     finally:
         gc.enable()
+    logging.basicConfig(level=logging.WARNING, format=TEXT)
     try:
         app.serve(host, port, store, insecure=insecure, migrate=migrate, check=check)
     except StoreDamaged as error:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from leasekit._worker.json_log import FORMAT, formatter
+from leasekit._worker.json_log import FORMAT, TEXT, formatter
 from leasekit._worker.linux import can_supervise
 from leasekit._worker.supervisor import Supervisor
 from leasekit._worker.supervisor_link import attach
@@ -142,7 +142,7 @@ def work(
 
 def _log_to_stderr(level: str, form: str) -> None:
     stderr = logging.StreamHandler()
-    stderr.setFormatter(formatter(FORMAT if form == FORMAT else "%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    stderr.setFormatter(formatter(FORMAT if form == FORMAT else TEXT))
     logging.basicConfig(level=level.upper(), handlers=[stderr])
     least = max(logging.WARNING, logging.getLogger().level)
     for name in ("httpx", "alembic", "uvicorn"):  # they would log every request, and how a store is opened and served

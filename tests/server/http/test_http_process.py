@@ -68,6 +68,15 @@ def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signal
     assert (process.returncode, out, err) == (0, "", created)
 
 
+def test_a_line_of_its_log_has_time_and_level(tmp_path: Path) -> None:
+    with serving(tmp_path / "tasks.db") as (process, _):
+        (tmp_path / "tasks.db.sock").unlink()
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        line = next(line for line in lines if not line.startswith("leasekit serve: created"))
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ WARNING leasekit\.server: \S+\.sock was deleted", line), line
+
+
 def test_a_signal_ends_long_polls_at_once_with_empty_answers(tmp_path: Path) -> None:
     body = json.dumps({"worker": "w", "kinds": ["k"], "wait": 60, "claim_id": "c"}).encode()
     head = (

@@ -402,8 +402,11 @@ class Engine:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        wanted, gained = Filter(kind, status, collection, worker, newest), self._clock.gained
-        return await self._read(lambda view: frontend.page(view, wanted, cursor=cursor, limit=limit, gained=gained))
+        listing = frontend.Listing(Filter(kind, status, collection, worker, newest), cursor=cursor, limit=limit)
+        gained, page = self._clock.gained, None
+        while page is None:
+            page = await self._read(lambda view: listing.look(view, gained=gained))
+        return page
 
 
 # The size of a request, which the bounds of the group commit count ---------------------------------------------

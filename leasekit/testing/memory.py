@@ -273,8 +273,11 @@ class MemoryService:
 
     async def list_tasks(self, *, cursor: str | None = None, limit: int, **wanted: Any) -> Page:
         """Return the tasks that match all given filters, in the order that they say."""
+        listing, page = frontend.Listing(Filter(**wanted), cursor=cursor, limit=limit), None
         with self._view() as view:
-            return frontend.page(view, Filter(**wanted), cursor=cursor, limit=limit)
+            while page is None:
+                page = listing.look(view)
+        return page
 
 
 def _next_due(turn: UnitOfWork, kinds: Sequence[str]) -> float:

@@ -25,6 +25,7 @@ _DEFAULT_POLICY = Exponential()
 _LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
 _HISTORY = 100  # the latest runs, which are shown
 _PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
+_LOOK = 20_000  # tasks that a listing looks at in one step: a few milliseconds
 _AFTER_ALL = 10**18  # more than any `seq`, as no cursor is
 _PAGE_STEP = 10  # tasks whose values are loaded at once
 NAME_UNUSED = 3600.0  # seconds after which the use of a free name is noted
@@ -208,19 +209,41 @@ def get(view: View, task_id: str, *, gained: float = 0.0) -> TaskInfo | None:
     return None
 
 
-def page(view: View, wanted: Filter, *, cursor: str | None, limit: int, gained: float = 0.0) -> Page:
-    """List up to `limit` matching tasks, fewer if big. Raises `Refused` for a made-up `cursor`."""
-    after = _AFTER_ALL if wanted.newest and cursor is None else seq_of_cursor(cursor)
-    rows = view.page(wanted, after=after, limit=limit + 1)
-    shown: list[TaskInfo] = []
-    size = 0
-    for row, info in zip(rows[:limit], _infos(view, rows[:limit], history=False, gained=gained), strict=True):
-        if size > _PAGE_BYTES:
-            break
-        shown.append(info)
-        size += sum(len(bytes(value)) for value in (info.payload, info.progress, info.result, info.error))
-        cursor = str(row.seq)
-    return Page(tasks=shown, cursor=cursor if len(shown) < len(rows) else None)
+class Listing:
+    """A page of a listing, found in steps of bounded work: other reads go in between, however few tasks match."""
+
+    def __init__(self, wanted: Filter, *, cursor: str | None, limit: int) -> None:
+        """Begin a page of up to `limit` tasks, fewer if big. Raises `Refused` for a made-up `cursor`."""
+        self._wanted = wanted
+        self._limit = limit
+        self._after = _AFTER_ALL if wanted.newest and cursor is None else seq_of_cursor(cursor)
+        self._tasks: list[TaskInfo] = []
+        self._size = 0
+
+    def look(self, view: View, *, gained: float = 0.0) -> Page | None:
+        """Look at the next `_LOOK` tasks. Return the page once it is full or no task is left, else None."""
+        newest = self._wanted.newest
+        first = view.next_seq(after=self._after, newest=newest)
+        if first is None:
+            return Page(tasks=self._tasks, cursor=None)
+        until = first - _LOOK + 1 if newest else first + _LOOK - 1
+        room = self._limit - len(self._tasks)
+        rows = view.page(self._wanted, after=self._after, until=until, limit=room + 1)
+        if self._take(_infos(view, rows[:room], history=False, gained=gained), rows) < len(rows):
+            return Page(tasks=self._tasks, cursor=str(self._after))
+        self._after = max(0, until)
+        return None
+
+    def _take(self, infos: Iterable[TaskInfo], rows: Sequence[Trigger]) -> int:
+        """Add tasks as long as they have room, and return how many were added."""
+        before = len(self._tasks)
+        for row, info in zip(rows, infos, strict=False):
+            if self._size > _PAGE_BYTES:
+                break
+            self._tasks.append(info)
+            self._size += sum(len(bytes(value)) for value in (info.payload, info.progress, info.result, info.error))
+            self._after = row.seq
+        return len(self._tasks) - before
 
 
 def seq_of_cursor(cursor: str | None) -> int:

@@ -249,8 +249,15 @@ class View(Protocol):
         """Return the latest `limit` runs of a task with results and errors, the oldest first."""
         ...
 
-    def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
-        """Return the first `limit` matching tasks after the one whose `seq` is `after`, in the order of `wanted`."""
+    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
+        """Return the first `limit` matching tasks after the one whose `seq` is `after`, in the order of `wanted`.
+
+        `until` is the last `seq` that is looked at; None: all are.
+        """
+        ...
+
+    def next_seq(self, *, after: int, newest: bool) -> int | None:
+        """Return the `seq` of the first task after this one, in the order of such a listing; None: there is none."""
         ...
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:

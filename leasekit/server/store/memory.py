@@ -155,18 +155,23 @@ class _MemoryView(View):
         runs = self._tables.runs.get(seq, {})
         return [runs[fence] for fence in sorted(runs)][-limit:]
 
-    def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
+    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
         rows = self._tables.triggers.items()
         matching = (
             row
             for seq, row in (reversed(rows) if wanted.newest else rows)
             if (seq < after if wanted.newest else seq > after)
+            and (until is None or (seq >= until if wanted.newest else seq <= until))
             and wanted.kind in (None, row.kind)
             and wanted.status in (None, row.status)
             and wanted.worker in (None, row.owner)
             and wanted.collection in (None, self._tables.entities[seq].collection)
         )
         return [row for row, _ in zip(matching, range(limit), strict=False)]
+
+    def next_seq(self, *, after: int, newest: bool) -> int | None:
+        seqs = reversed(self._tables.triggers) if newest else iter(self._tables.triggers)
+        return next((seq for seq in seqs if (seq < after if newest else seq > after)), None)
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
         return _chosen(self._tables.dedupes, keys)

@@ -225,6 +225,8 @@ READY = Statement(
     .with_for_update(skip_locked=True, key_share=True)
 )
 _IN_LANE = (is_waiting(), trigger.c.kind == bindparam("kind"), trigger.c.priority == bindparam("priority"))
+FOLLOWING = Statement(select(func.min(trigger.c.seq)).where(trigger.c.seq > bindparam("after")))
+PRECEDING = Statement(select(func.max(trigger.c.seq)).where(trigger.c.seq < bindparam("after")))
 COUNT_DUE, COUNT_LATER = (
     Statement(select(func.count()).select_from(select(sa.literal(1)).where(*_IN_LANE, when).limit(_MOST).subquery()))
     for when in (_NOW >= _DUE, _NOW < _DUE)

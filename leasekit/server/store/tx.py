@@ -78,10 +78,12 @@ class SqlView(View):
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         return damage.runs(self._session.rows(sql.LAST_RUNS, seq=seq, most=limit)[::-1])
 
-    def page(self, wanted: Filter, *, after: int, limit: int) -> list[Trigger]:
+    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
         seq = trigger.c.seq
         place, order = (seq < after, seq.desc()) if wanted.newest else (seq > after, seq.asc())
         query = select(*sql.STATE).where(place).order_by(order).limit(limit)
+        if until is not None:
+            query = query.where(seq >= until if wanted.newest else seq <= until)
         if wanted.kind is not None:
             query = query.where(trigger.c.kind == wanted.kind)
         if wanted.status is not None:
@@ -91,6 +93,10 @@ class SqlView(View):
         if wanted.collection is not None:
             query = query.join(task, task.c.seq == trigger.c.seq).where(task.c.collection == wanted.collection)
         return self._decoded(self._session.rows(sql.Statement(query)))
+
+    def next_seq(self, *, after: int, newest: bool) -> int | None:
+        ((found,),) = self._session.rows(sql.PRECEDING if newest else sql.FOLLOWING, after=after)
+        return None if found is None else int(found)
 
     def dedupes(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Dedupe]:
         return _dedupes(self._session.rows(sql.DEDUPES, pairs=keys))

@@ -1,5 +1,6 @@
 """What those who have work ask for: schedule, cancel, get, list."""
 
+import asyncio
 import time
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Refused
+from leasekit.server.roles import frontend
 from leasekit.task import Exponential, HistoryEntry, NewTask, Outcome, Stats, Status, TaskInfo
 from tests.server.conftest import Bench
 
@@ -321,6 +323,42 @@ async def test_a_waiting_task_says_when_it_is_due_next(bench: Bench) -> None:
     assert (await bench.info("a")).at == at(bench.clock.wall + 30)
 
 
+@pytest.fixture(params=[1, 2, 20_000], ids=lambda look: f"steps-of-{look}")
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing looks at so many tasks in one step."""
+    monkeypatch.setattr(frontend, "_LOOK", request.param)
+
+
+async def test_a_listing_that_finds_little_lets_other_reads_in_between(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend, "_LOOK", 10)
+    await bench.put(*[f"t{n}" for n in range(100)])
+    order: list[str] = []
+    begun = asyncio.Event()
+    read = bench.engine._read
+
+    async def noted(look: Any) -> Any:
+        order.append("read")
+        begun.set()
+        return await read(look)
+
+    monkeypatch.setattr(bench.engine, "_read", noted)
+
+    async def list_nothing() -> None:
+        assert (await bench.engine.list_tasks(collection="none")).tasks == []
+        order.append("listed")
+
+    listing = asyncio.create_task(list_nothing())
+    await begun.wait()
+    assert await bench.engine.get("t0") is not None
+    order.append("got")
+    await listing
+    assert order.count("read") > 10
+    assert order.index("got") < order.index("listed")
+
+
+@pytest.mark.usefixtures("steps")
 async def test_a_listing_goes_on_where_it_ended(bench: Bench) -> None:
     ids = [f"t{n}" for n in range(5)]
     await bench.put(*ids)
@@ -334,11 +372,13 @@ async def test_a_listing_goes_on_where_it_ended(bench: Bench) -> None:
     assert cursor is None
 
 
+@pytest.mark.usefixtures("steps")
 async def test_a_listing_that_ends_with_the_page_has_no_cursor(bench: Bench) -> None:
     await bench.put("a", "b")
     assert (await bench.engine.list_tasks(limit=2)).cursor is None
 
 
+@pytest.mark.usefixtures("steps")
 async def test_a_listing_matches_all_that_is_given(bench: Bench) -> None:
     await bench.put("a", collection="blue")
     await bench.put("b", collection="red")
@@ -356,6 +396,7 @@ async def test_a_listing_matches_all_that_is_given(bench: Bench) -> None:
         assert [info.id for info in (await bench.engine.list_tasks(**wanted)).tasks] == ids, wanted
 
 
+@pytest.mark.usefixtures("steps")
 async def test_a_page_of_big_tasks_is_shorter(bench: Bench) -> None:
     for n in range(8):
         await bench.put(f"t{n}", payload="x" * 1_000_000)

@@ -575,8 +575,8 @@ def test_a_page_goes_by_the_order_in_which_tasks_came(store: Store) -> None:
 
     with store.view() as view:
 
-        def seqs(after: int = 0, limit: int = 10, **wanted: Any) -> list[int]:
-            return [row.seq for row in view.page(Filter(**wanted), after=after, limit=limit)]
+        def seqs(after: int = 0, limit: int = 10, until: int | None = None, **wanted: Any) -> list[int]:
+            return [row.seq for row in view.page(Filter(**wanted), after=after, limit=limit, until=until)]
 
         assert seqs() == [1, 2, 3, 4]
         assert seqs(after=1, limit=2) == [2, 3]
@@ -586,6 +586,10 @@ def test_a_page_goes_by_the_order_in_which_tasks_came(store: Store) -> None:
         assert seqs(status=Status.NEW, kind="k") == [1, 4]
         assert seqs(worker="w") == [3]
         assert seqs(collection="c", kind="b", status=Status.NEW) == [2]
+        assert seqs(until=2) == [1, 2]
+        assert seqs(after=4, until=2, newest=True, kind="k") == [3]
+        assert [view.next_seq(after=after, newest=False) for after in (0, 3, 4)] == [1, 4, None]
+        assert [view.next_seq(after=after, newest=True) for after in (9, 3, 1)] == [4, 2, None]
 
 
 def test_counts_and_holders(store: Store) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ pytestmark = pytest.mark.anyio
 DOCS = Path(__file__).parents[2] / "docs"
 DASHBOARD = DOCS / "grafana/leasekit.json"
 ALERTS = DOCS / "prometheus/alerts.yml"
+PROMTOOL = shutil.which("promtool")  # in Debian's package prometheus
 OPERATIONS = DOCS / "operations.md"
 NO_TX: Any = None
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -368,6 +371,30 @@ async def test_the_alerts_watch_what_there_is(lived: Samples) -> None:
         assert names <= exposed, alert
         assert alert["annotations"]["summary"]
         assert alert["labels"]["severity"] in {"page", "ticket"}
+
+
+async def test_there_is_an_example_of_each_alert() -> None:
+    examples = yaml.safe_load((ALERTS.parent / "alerts_test.yml").read_text(encoding="utf-8"))["tests"]
+    assert [test["alertname"] for one in examples for test in one["alert_rule_test"]] == [
+        alert["alert"] for alert in alerts()
+    ]
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+@pytest.mark.parametrize("arguments", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
+def test_prometheus_takes_the_alerts_and_fires_them(arguments: tuple[str, ...]) -> None:
+    done = subprocess.run([str(PROMTOOL), *arguments], cwd=ALERTS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+async def test_prometheus_takes_the_metrics(engine: Engine) -> None:
+    await put(engine, "a")
+    text = await Metrics(engine).exposition()
+    done = await asyncio.to_thread(
+        subprocess.run, [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 async def test_each_alert_is_explained() -> None:

@@ -111,6 +111,7 @@ _NAMES = (
         "leasekit",
         "leasekit.server",
         "leasekit.server.requests",
+        "leasekit.server.writes",
         "asyncio",
         "httpx",
         "httpcore.connection",

@@ -26,11 +26,14 @@ from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import Clock, Moment
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
+from leasekit.server.log_limit import LogLimit
 from leasekit.server.store import Contended, Locked, SharedStore, Store, Tx
 from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 
 logger = logging.getLogger("leasekit.server")
+_fault_logger = logging.getLogger("leasekit.server.writes")
+_fault_logger.addFilter(LogLimit())  # large writes may fail, and small ones succeed, again and again
 
 _COMMIT = 5000  # items in one transaction, at most: a heartbeat may have to wait for so many before it
 
@@ -273,14 +276,22 @@ class GroupCommit:
                         answers = rank.apply(turn, [job.request for job in batch])
                         answered += zip(batch, answers, strict=True)
         except Unavailable as error:
-            self.fault = str(error)
+            self._note_fault(str(error))
             self._clock.failed(moment)
             raise
         self._clock.succeeded()
-        self.fault = None
+        self._note_fault(None)
         self.tally.add(turn)
         self.last_at = turn.instant
         return _Outcome(answered, turn.readied(), turn.happened or ())
+
+    def _note_fault(self, fault: str | None) -> None:
+        """Note why the last transaction failed, or that it succeeded; the log has a line when that changes."""
+        was, self.fault = self.fault, fault
+        if fault is not None and fault != was:
+            _fault_logger.error("writes fail, and no restart is needed once they succeed again: %s", fault)
+        elif fault is None and was is not None:
+            _fault_logger.warning("writes succeed again")
 
     def _begin_turn(self, tx: Tx, moment: Moment, shift: float | None) -> UnitOfWork:
         turn = UnitOfWork(

@@ -337,7 +337,7 @@ class Engine:
                 await self.tick()
             except BackendError as error:
                 fault = str(error)
-                if fault != was:  # else it has been said: an outage is one line
+                if fault not in (was, self.commit.fault):  # else it has been said: an outage is one line
                     logger.warning("the consumer has failed and tries again: %s", fault)
             except Exception:
                 logger.exception("the consumer has failed and tries again")

@@ -68,7 +68,7 @@ asyncio.run(main())
 def test_an_idle_store_that_takes_no_writes_is_down(tmp_path: Path, errno: int, why: str) -> None:
     command = [sys.executable, "-c", UNWRITABLE, str(tmp_path / "tasks.db"), str(errno)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stderr == ""
+    assert done.stderr == f"writes fail, and no restart is needed once they succeed again: the store failed: {why}\n"
     assert done.stdout.splitlines() == [
         *("None", "leasekit_store_up 1.0"),
         *(f"the store failed: {why}", "leasekit_store_up 0.0"),

@@ -56,11 +56,13 @@ def _soak(url: str, look: Look, seconds: float, rate: int) -> None:
     began, submitted, at_limit = time.monotonic(), 0, 0
     with leasekit.connect(url, retry_for=0) as client:
         for until in (*range(60, int(seconds), 60), seconds):
-            while (passed := time.monotonic() - began) < until:
-                due = range(submitted, int(passed * rate))
+            passed = 0.0
+            while passed < until:
+                time.sleep(_EVERY)
+                passed = time.monotonic() - began
+                due = range(submitted, int(min(passed, until) * rate))
                 at_limit += not _submit(client, due)
                 submitted = due.stop
-                time.sleep(_EVERY)
             line = {"minute": round(until / 60, 1), "submitted": submitted, "at_limit": at_limit}
             print(json.dumps({**line, "worker_mb": _memory(worker.pid), **look()}), flush=True)
     worker.terminate()

@@ -412,6 +412,21 @@ async def test_a_page_of_big_tasks_is_shorter(bench: Bench) -> None:
     assert max(sizes) < 8
 
 
+@pytest.mark.parametrize("text", ["'; DROP TABLE task; --", '" OR 1=1 --', "%s %(kind)s :kind ? $1", "a\\'b", "{0}%"])
+async def test_text_that_looks_like_sql_is_text(bench: Bench, text: str) -> None:
+    await bench.put("other")
+    new = NewTask(kind=text, id=text, collection=text, dedupe_key=text, payload=text)
+    assert [answer.created for answer in await bench.engine.schedule([new])] == [True]
+    assert [answer.created for answer in await bench.engine.schedule([new])] == [False]
+    cases: list[dict[str, Any]] = [{"kind": text}, {"collection": text}, {"kind": text, "collection": text}]
+    for wanted in cases:
+        assert [info.id for info in (await bench.engine.list_tasks(**wanted)).tasks] == [text]
+    assert (await bench.engine.list_tasks(worker=text)).tasks == []
+    task = await bench.take(kinds=(text,))
+    assert (task.id, task.kind) == (text, text)
+    assert await bench.ids() == ["other"]
+
+
 @pytest.mark.parametrize("cursor", ["", "x", "-1", "1e3", "9" * 100, "²"])
 async def test_a_cursor_that_no_page_gave_is_refused(bench: Bench, cursor: str) -> None:
     with pytest.raises(Refused) as refused:

@@ -106,7 +106,7 @@ def test_a_service_that_takes_what_is_stale_hears_nothing_after_the_timer_though
     dead.settle_faults = [Fault("away", act)] * 100
     assert dead.hand_back(begun=True, timer_in=0.5) in (Status.ENQUEUED, Status.NEW)
     (dead.task,) = dead.claim("d")
-    dead.refuses_stale, ends_at = False, BOOT_CLOCK.now() + 0.5
+    dead.refuses_stale, ends_at = False, BOOT_CLOCK.now() + 1.0  # after the timer, which is set some time from now
     assert dead.hand_back(begun=True, timer_in=0.5) == Status.CLAIMED
 
 

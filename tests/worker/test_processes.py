@@ -429,7 +429,8 @@ def test_an_idle_async_body_whose_job_goes_on_ends_the_process(start: Callable[[
         worker.run()
         """
     )
-    assert script.exit_code() == 75, script.errors
+    # By the kernel where the machine is too busy to let the process end itself in time.
+    assert script.exit_code() in (75, -signal.SIGKILL), script.errors
     assert "did not end when told to" in script.errors
 
 

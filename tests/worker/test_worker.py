@@ -291,18 +291,20 @@ def test_a_handler_may_schedule_with_the_client_of_its_worker(
 
 def test_an_async_body_is_cancelled_by_order(faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str) -> None:
     worker = Worker(faulty)
+    begun = threading.Event()
     ended: list[str] = []
 
     @worker.handler("k")
     async def waits(payload: Any) -> None:
         try:
+            begun.set()
             await anyio.sleep(60)
         finally:
             ended.append("ended")
 
     with at_work(worker):
         task_id = submitter.schedule("k", claim_timeout=3, heartbeat_timeout=3)
-        eventually(lambda: worker.running)
+        assert begun.wait(60)
         submitter.client.cancel(task_id)
         submitter.when(task_id, "cancelled")
         assert ended == ["ended"]
@@ -353,7 +355,7 @@ def test_what_an_idle_body_returns_after_its_lease_was_lost_is_not_reported(
         returns.wait(60)
         eventually(lambda: not worker.running)
     assert faulty.calls["settle"] == 0
-    assert submitter.get(task_id).status == "processing"
+    assert submitter.get(task_id).status in ("claimed", "processing")  # an idle one does not renew: it may be the first
 
 
 @pytest.mark.slow

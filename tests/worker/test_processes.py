@@ -18,6 +18,7 @@ from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored where these tests run under nohup
 service = MemoryService()
 faulty = Faulty(MemoryBackend(service, worker="worker"))
 submitter = leasekit.Client(MemoryBackend(service, worker="submitter"))

@@ -18,6 +18,7 @@ import logging, os, signal, sys
 from leasekit._worker.supervisor import Supervisor
 
 logging.basicConfig(format="%(message)s")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored where these tests run under nohup
 {before}
 sys.exit(Supervisor([sys.executable, "child.py"]).run())
 """

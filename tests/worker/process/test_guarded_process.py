@@ -149,7 +149,7 @@ STOPPED: dict[str, Callable[[Spinner], list[int]]] = {
 
 @pytest.mark.parametrize("whom", STOPPED)
 def test_no_code_of_a_body_runs_after_its_trust_whoever_is_stopped(whom: str, spinner: Spinner) -> None:
-    term = spinner.begin(0.5)
+    term = spinner.begin(2)
     for pid in STOPPED[whom](spinner):
         os.kill(pid, signal.SIGSTOP)
     spinner.wait()
@@ -161,7 +161,7 @@ def test_of_a_body_that_changed_its_user_nothing_runs_after_its_trust_although_i
     spinner: Spinner, is_dead: IsDead
 ) -> None:
     """The end of its guard takes no such process along, nor does the end of any process its children."""
-    term = spinner.begin(1, "family_spins", processes=3)
+    term = spinner.begin(3, "family_spins", processes=3)
     eventually(lambda: all(map(is_dead, spinner.pids)))  # this process, their worker, does nothing meanwhile
     assert max(spinner.lasts) <= term.trusted_until + LATE
     spinner.wait()
@@ -257,9 +257,9 @@ def test_with_an_executor_that_dies_in_the_middle_of_a_body_its_daemons_die(spin
 
 
 def test_a_renewal_moves_its_end(spinner: Spinner) -> None:
-    term = spinner.begin(0.5)
+    term = spinner.begin(2)
     first = term.trusted_until
-    spinner.guarded.watchdog.renewed([term], now() + 1.5)
+    spinner.guarded.watchdog.renewed([term], first + 1)
     spinner.wait()
     assert first + 0.5 < spinner.last
 
@@ -282,14 +282,14 @@ def pair(tmp_path: Path, bodies: ModuleType) -> Iterator[Spinner]:
 
 def test_of_two_bodies_the_first_end_ends_both(pair: Spinner) -> None:
     pair.begin(60)
-    first = pair.begin(0.5)
+    first = pair.begin(2)
     pair.wait()
     assert pair.last <= first.trusted_until + LATE
     assert "watchdog" in pair.close()
 
 
 def test_after_the_end_of_one_body_the_other_is_guarded(pair: Spinner) -> None:
-    first, second = pair.begin(0.5), pair.begin(1.5)
+    first, second = pair.begin(2), pair.begin(4)
     pair.guarded.watchdog.ended(first)
     pair.wait()
     assert first.trusted_until + 0.5 < pair.last <= second.trusted_until + LATE
@@ -319,7 +319,7 @@ def test_a_trust_that_is_over_kills_before_the_body_begins(spinner: Spinner) -> 
 
 
 def test_a_body_that_has_ended_does_not_end_its_executor(spinner: Spinner) -> None:
-    term = spinner.begin(0.5)
+    term = spinner.begin(2)
     spinner.guarded.watchdog.ended(term)
     assert spinner.is_guarded()
     while now() < term.trusted_until + 0.3:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -23,11 +22,6 @@ BIN = Path(_FOUND.origin).parent / "pginstall18" / "bin" if _FOUND and _FOUND.or
 _NOBODY = 65534  # PostgreSQL refuses to run as root
 _TABLES = ("task", "trigger", "progress", "run", "claim", "dedupe", "node", "task_count")
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class PostgresServer:

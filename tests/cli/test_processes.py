@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ import pytest
 
 import leasekit
 from tests.cli.conftest import LEASEKIT, Server, Start
+from tests.ports import free_port
 
 
 @pytest.mark.slow
@@ -92,8 +92,7 @@ def test_exit_handlers_do_not_hold_up_an_end_for_ever(server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_server_whose_address_nobody_reads_serves_and_ends(tmp_path: Path, full_pipe: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [*LEASEKIT, "serve", "--port", str(port), "--store", "sqlite:///tasks.db"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=full_pipe, stderr=full_pipe)
     too_late = threading.Timer(60, process.kill)

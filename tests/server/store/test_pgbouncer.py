@@ -16,7 +16,8 @@ from leasekit.server.engine import Engine
 from leasekit.server.store.postgres.session import PostgresSession
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import NewTask, Settlement
-from tests.postgres_server import PostgresServer, free_port
+from tests.ports import free_port
+from tests.postgres_server import PostgresServer
 from tests.waiting import eventually, until
 
 PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")

@@ -13,7 +13,8 @@ from leasekit.server.store.postgres import tx
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Beat, NewTask, Settlement, Task, Verdict
-from tests.postgres_server import PostgresServer, free_port
+from tests.ports import free_port
+from tests.postgres_server import PostgresServer
 from tests.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio

@@ -35,7 +35,7 @@ def test_a_renewal_that_arrives_as_the_run_begins_is_heard(monkeypatch: pytest.M
         )
         handler = declare("k", a_function, run="process", idle_timeout=None)
         executor = _Executor(Channel(theirs), handler, _Connection(setup), guard=os.getppid(), threads=1)
-        about_to_end = LeaseState(granted_at=now() + 0.2 - (BEATS.trust - BEATS.grace), heartbeats=BEATS)
+        about_to_end = LeaseState(granted_at=now() + 1 - (BEATS.trust - BEATS.grace), heartbeats=BEATS)
         task = Task(id="t", kind="k", token="x", ttl=60, payload=None)
         ours.send(packed(Run(number=1, task=task, state=about_to_end)))
         executor.catch_up()

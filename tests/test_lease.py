@@ -33,7 +33,7 @@ from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from tests.waiting import eventually, interrupting
+from tests.waiting import eventually, interrupting, turns
 
 
 def reaches(count: int, number: Callable[[], int]) -> None:
@@ -67,12 +67,12 @@ def buffered(client: Client, **options: Any) -> Task:
     return task
 
 
-def let_pass(clock: FakeClock, seconds: float) -> None:
+def let_pass(client: Client, clock: FakeClock, seconds: float) -> None:
     """Let time pass second by second, the keeper always keeping up."""
     until = clock.now() + seconds
     while clock.now() < until:
         clock.advance(min(1, until - clock.now()))
-        eventually(lambda: clock.sleepers)
+        client.__connection__().run(turns())
 
 
 def let_pass_until(clock: FakeClock, fact: Callable[[], Any]) -> None:
@@ -826,7 +826,7 @@ def test_strikes_end_a_lease_only_when_no_further_try_could_be_answered(
     ):
         faulty.always("beat", faults.refuse)
         while not held.lost:
-            let_pass(clock, 1)
+            let_pass(client, clock, 1)
         assert clock.now() >= 1000 + Heartbeats().strikes_from
         assert clock.now() < 1000 + Heartbeats().slack
         held.check()
@@ -840,7 +840,7 @@ def test_strike_after_zero_is_three_strikes_to_the_letter(faulty: Faulty, clock:
             faulty.always("beat", faults.refuse)
             clock.advance(120)
             while not held.lost:
-                let_pass(clock, 1)
+                let_pass(client, clock, 1)
             assert faulty.fired["refuse"] == 3
             held.check()
         faulty.clear()
@@ -1197,7 +1197,7 @@ def test_beats_go_on_until_the_settlement_is_answered_and_not_a_moment_longer(
     beats = faulty.calls["beat"]
     with leasekit.lease(buffered(client, id="next")):
         while faulty.calls["beat"] < beats + 2:
-            let_pass(clock, 1)
+            let_pass(client, clock, 1)
     assert info(client, task).result == "late, and ours"
     assert all(task.id not in [b.id for b in call.items] for call in list(faulty.log)[-4:] if call.kind == "beat")
     assert not of(Lost, events)
@@ -1274,7 +1274,7 @@ def test_a_result_whose_block_was_told_of_its_loss_does_not_reach_a_service_that
     reaches(1, lambda: len(of(Settled, events)))
     faulty.clear()
     calls = faulty.calls["settle"]
-    let_pass(clock, 20)
+    let_pass(client, clock, 20)
     assert faulty.calls["settle"] == calls
     assert info(client, task).result is None
     assert [event.verdict for event in of(Settled, events)] == ["gone"]
@@ -1320,7 +1320,7 @@ def test_a_fatal_failure_that_comes_too_late_does_not_reach_a_service_that_obeys
     reaches(1, lambda: len(of(Settled, events)))
     faulty.clear()
     calls = faulty.calls["settle"]
-    let_pass(clock, 20)
+    let_pass(client, clock, 20)
     assert faulty.calls["settle"] == calls
     assert info(client, task).status is not Status.FATAL_FAILURE
     assert [event.reason for event in of(Lost, events)] == ["unreported"]
@@ -1559,7 +1559,7 @@ def test_a_body_that_ignores_its_cancellation_loses_its_lease_when_it_is_idle(cl
         client.cancel(task.id)
         clock.advance(120)
         eventually(lambda: told(held))
-        let_pass(clock, 80 + Heartbeats().grace + 1)
+        let_pass(client, clock, 80 + Heartbeats().grace + 1)
         assert held.lost
         held.check()
 
@@ -1570,7 +1570,7 @@ def test_idleness_is_judged_by_the_clock_not_by_looks(client: Client, clock: Fak
             clock.advance(0)
             held.check()
         for number in range(4):
-            let_pass(clock, 90)
+            let_pass(client, clock, 90)
             held.progress(number)
     assert status(client, held.task) is Status.SUCCESS
 

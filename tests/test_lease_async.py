@@ -22,7 +22,7 @@ from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from tests.waiting import until
+from tests.waiting import turns, until
 
 pytestmark = pytest.mark.anyio
 
@@ -35,12 +35,12 @@ async def client(faulty: Faulty, clock: FakeClock, events: list[Event]) -> Async
         clock.advance(60)
 
 
-async def let_pass(clock: FakeClock, seconds: float) -> None:
+async def let_pass(client: Client, clock: FakeClock, seconds: float) -> None:
     """Let time pass second by second, the keeper always keeping up."""
     end = clock.now() + seconds
     while clock.now() < end:
         clock.advance(min(1, end - clock.now()))
-        await until(lambda: clock.sleepers)
+        await client.__connection__().arun(turns())
 
 
 async def claimed(client: Client, **options: Any) -> Task:
@@ -273,9 +273,9 @@ async def test_an_idle_body_is_cancelled_and_its_task_tried_again(
     task = await beaten(client, faulty)
     with pytest.raises(IdleTimeout), anyio.fail_after(20):
         async with leasekit.lease(task, idle_timeout=60) as held:
-            await let_pass(clock, 50)
+            await let_pass(client, clock, 50)
             held.progress(1)
-            await let_pass(clock, 50)
+            await let_pass(client, clock, 50)
             held.check()
             clock.advance(10)
             await anyio.sleep_forever()
@@ -414,7 +414,7 @@ async def test_two_leases_in_one_task_group_end_each_by_itself(
         group.start_soon(run, second)
         await anyio.wait_all_tasks_blocked()
         await client.acancel(first.id)
-        await let_pass(clock, 125)
+        await let_pass(client, clock, 125)
         await until(lambda: ended)
         assert set(ended) == {first.id}
         group.cancel_scope.cancel()
@@ -437,11 +437,11 @@ async def test_the_cancellation_of_the_inner_lease_is_a_failure_of_the_outer_one
     client: Client, clock: FakeClock, faulty: Faulty
 ) -> None:
     outer, inner = await beaten(client, faulty, id="outer"), await claimed(client, id="inner")
-    await let_pass(clock, 2)
+    await let_pass(client, clock, 2)
     with pytest.raises(Cancelled), anyio.fail_after(20):
         async with leasekit.lease(outer), leasekit.lease(inner):
             await client.acancel(inner.id)
-            await let_pass(clock, 120)
+            await let_pass(client, clock, 120)
             await anyio.sleep_forever()
     assert await status(client, inner) is Status.CANCELLED
     assert await status(client, outer) is Status.RETRIABLE_FAILURE

@@ -1,5 +1,6 @@
 """How tests wait: for facts, never for time. What ends a wait that hangs is generous, and decides nothing."""
 
+import asyncio
 import signal
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import TypeVar
 import anyio
 import pytest
 
-__all__ = ["eventually", "interrupting", "until"]
+__all__ = ["eventually", "interrupting", "turns", "until"]
 
 T = TypeVar("T")
 
@@ -32,6 +33,12 @@ async def until(fact: Callable[[], object], *, within: float = 30) -> None:
             await anyio.sleep(0.001)
         return
     pytest.fail(f"waited {within:g} s for it")
+
+
+async def turns() -> None:
+    """Give an event loop the turns in which it does all that is due, where nothing of that waits for anything else."""
+    for _ in range(30):
+        await asyncio.sleep(0)
 
 
 class interrupting:  # noqa: N801 - reads as a statement

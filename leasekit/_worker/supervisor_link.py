@@ -1,6 +1,8 @@
 """Supervisor link: the worker's side. The worker ends with its supervisor, and notes for it what it holds."""
 
+import atexit
 import os
+import signal
 
 from leasekit._driver.connection import Connection
 from leasekit._driver.reporting.ledger import Holder, Ledger
@@ -39,7 +41,19 @@ def attach() -> bool:
     for inherited in (fd, _line):
         os.set_inheritable(inherited, False)  # noqa: FBT003 - of one argument
     _ledger = Ledger(fd)
+    atexit.register(_ignore_late_signals)  # first, so that it is called last
     return True
+
+
+def _ignore_late_signals() -> None:
+    """Ignore handled signals from here on: Python is about to drop its handlers, and a signal would kill the process.
+
+    The supervisor passes on each of its signals, and may do so when the worker has already ended well.
+    """
+    if _ledger is not None:  # None in a forked child
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_supervisor() -> None:

@@ -155,6 +155,21 @@ def test_a_signal_that_the_worker_hears_in_its_own_way_does_not_count_for_its_en
     assert done.returncode == 0, done.stderr
 
 
+def test_a_signal_that_comes_while_python_ends_does_not_change_how_the_worker_ended(run: Run) -> None:
+    """As one that a busy supervisor passes on late: Python has taken its handlers away by then."""
+    done = run(
+        """
+        class Late:
+            def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT):
+                kill(pid, number)
+
+        with Signals(lambda number: None).hearing():
+            late = Late() if life == 1 else None
+        """
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 HANGS = {
     "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
     "in C code": 'import re; re.match("(a+)+$", 64 * "a" + "b")',

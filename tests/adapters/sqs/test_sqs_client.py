@@ -153,17 +153,18 @@ def test_a_worker_runs_handlers_of_several_kinds(client: Client, queue: str) -> 
 
 
 def test_closing_ends_a_loop_that_waits(url: Url) -> None:
-    client, began = leasekit.connect(url(wait=1)), threading.Event()
+    client, settled = leasekit.connect(url(wait=1)), threading.Event()
 
     def work() -> None:
         for task in client.tasks("k"):
             with lease(task):
-                began.set()  # from here the loop is on the connection that is closed
+                pass
+            settled.set()  # from here the loop is on the connection that is closed
 
     client.schedule("k")
     waiting = threading.Thread(target=work)
     waiting.start()
-    assert began.wait(60)
+    assert settled.wait(60)
     client.close()
     waiting.join(60)
     assert not waiting.is_alive()

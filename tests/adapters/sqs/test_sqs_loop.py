@@ -645,7 +645,7 @@ def test_a_message_that_is_deleted_in_its_block_is_lost_with_a_question(aws: Fak
     message, options = received(aws)
 
     def deletes_too_early() -> None:
-        with leasekit_sqs.lease(message, visibility_timeout=3, **options) as held:
+        with leasekit_sqs.lease(message, visibility_timeout=9, **options) as held:
             options["client"].delete_message(QueueUrl=options["queue_url"], ReceiptHandle=message["ReceiptHandle"])
             until(lambda: held.lost)
             held.check()
@@ -668,7 +668,7 @@ def test_a_queue_that_does_not_exist_is_a_mistake_that_is_said_at_the_first_hear
 
 def test_a_queue_that_is_gone_for_a_moment_ends_no_lease_that_was_kept(aws: Fake) -> None:
     message, options = received(aws)
-    with leasekit_sqs.lease(message, visibility_timeout=3, **options) as held:
+    with leasekit_sqs.lease(message, visibility_timeout=9, **options) as held:
         aws.error("ChangeMessageVisibilityBatch", 400, "QueueDoesNotExist")
         before = len(aws.asked(EXTEND))
         until(lambda: len(aws.asked(EXTEND)) >= before + 2)

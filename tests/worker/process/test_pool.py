@@ -30,7 +30,8 @@ def ready() -> Ready:
     """The executors that live, apart from forks of guards that are to become executors."""
 
     def executors() -> list[int]:
-        found = [pid for guard in children_of(os.getpid()) for pid in children_of(guard)]
+        guards = [pid for pid in children_of(os.getpid()) if b"guard.py" in _command(pid)]  # and no server of other tests
+        found = [pid for guard in guards for pid in children_of(guard)]
         return [pid for pid in found if b"guard.py" not in _command(pid)]
 
     return executors

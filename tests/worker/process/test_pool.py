@@ -30,7 +30,7 @@ def ready() -> Ready:
     """The executors that live, apart from forks of guards that are to become executors."""
 
     def executors() -> list[int]:
-        guards = [pid for pid in children_of(os.getpid()) if b"guard.py" in _command(pid)]  # and no server of other tests
+        guards = [pid for pid in children_of(os.getpid()) if b"guard.py" in _command(pid)]  # no servers
         found = [pid for guard in guards for pid in children_of(guard)]
         return [pid for pid in found if b"guard.py" not in _command(pid)]
 

@@ -335,6 +335,7 @@ async def _new_client(address: Address) -> _Client:
     if address.is_cluster:
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
         cluster = RedisCluster(startup_nodes=nodes, **_client_settings(address))
+        _ask_any_primary(cluster)
         try:
             # Under the lock: several first calls at once would each read the cluster's layout, and close each other's
             # connections.
@@ -349,6 +350,31 @@ async def _new_client(address: Address) -> _Client:
         return cast("_Client", _Direct(unix_socket_path=address.socket, db=address.db, **_client_settings(address)))
     ((host, port),) = address.hosts
     return cast("_Client", _Direct(host=host, port=port, db=address.db, **_client_settings(address)))
+
+
+def _ask_any_primary(cluster: Any) -> None:
+    """Have redis-py ask any primary that answers which commands there are: the one that it chooses may be away.
+
+    It asks that when it opens a session, and would reach no shard before that one is back.
+    """
+    ask = cluster.commands_parser.initialize
+
+    async def initialize(chosen: Any = None) -> None:
+        primaries = cluster.nodes_manager.get_nodes_by_server_type("primary")
+        error: exceptions.RedisError | None = None
+        for node in [chosen, *(node for node in primaries if node is not chosen)]:
+            try:
+                await ask(node)
+            except (exceptions.ConnectionError, exceptions.TimeoutError) as failed:
+                error = error or failed
+                continue
+            if node is not None:
+                cluster.nodes_manager.default_node = node
+            return
+        assert error is not None  # noqa: S101 - there is always a node to ask
+        raise error
+
+    cluster.commands_parser.initialize = initialize
 
 
 async def _warn_if_forgetful(client: _Client, address: Address) -> None:

@@ -109,6 +109,27 @@ async def test_kinds_of_shards_that_answer_are_served_while_another_is_away(
                 got += (await backend.claim(kinds, limit=20, wait=1, claim_id=uuid.uuid4().hex)).tasks
 
 
+async def test_a_client_that_comes_while_a_shard_is_away_serves_the_kinds_of_the_others(
+    cluster: Cluster, backend: RedisBackend, kind: str
+) -> None:
+    """Whichever it is, also that which redis-py chooses to ask what commands there are."""
+    kinds = [f"{kind}-{n}" for n in range(12)]
+    for node in cluster.nodes:
+        node.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    for away in {cluster.owner(f"leasekit:{{{one}}}:state") for one in kinds}:
+        await backend.schedule([NewTask(kind=one) for one in kinds])
+        there = [one for one in kinds if cluster.owner(f"leasekit:{{{one}}}:state") is not away]
+        away.kill()
+        late = connect(cluster.url, worker="w")
+        try:
+            claimed = await late.claim(there, limit=100, wait=0, claim_id=uuid.uuid4().hex)
+            assert {task.kind for task in claimed.tasks} == set(there)
+        finally:
+            await late.aclose()
+            away.start()
+            cluster.settle()
+
+
 async def test_what_an_away_shard_has_granted_unheard_is_ready_again_when_it_answers(
     cluster: Cluster, backend: RedisBackend, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ __all__ = ["eventually", "interrupting", "turns", "until"]
 T = TypeVar("T")
 
 
-def eventually(fact: Callable[[], T | None], what: str = "it", *, within: float = 30) -> T:
+def eventually(fact: Callable[[], T | None], what: str = "it", *, within: float = 60) -> T:
     """The first true value of `fact`. Fails the test, also where an `Exception` would be swallowed: in a lost block."""
     end, pause = time.monotonic() + within, 0.001
     while not (value := fact()):
@@ -26,7 +26,7 @@ def eventually(fact: Callable[[], T | None], what: str = "it", *, within: float 
     return value
 
 
-async def until(fact: Callable[[], object], *, within: float = 30) -> None:
+async def until(fact: Callable[[], object], *, within: float = 60) -> None:
     """Let an event loop go on until this is true."""
     with anyio.move_on_after(within):
         while not fact():  # noqa: ASYNC110 - a fact of another thread has no event

@@ -32,7 +32,7 @@ from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.unit_of_work import TaskEvent
 from leasekit.task import Beat, NewTask, Settlement, Task, WorkerInfo
 from tests.postgres_server import PostgresServer
-from tests.waiting import eventually, until
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -51,7 +51,15 @@ async def nodes(url: str) -> AsyncIterator[list[Engine]]:
         for node in started:
             await node.tick()
         assert all(len(others_of(node).alive) == NODES and node.clock.has_company for node in started)
+        with psycopg.connect(url, autocommit=True) as connection:
+            await until(lambda: len(listeners(connection)) == NODES)
         yield started
+
+
+def listeners(connection: psycopg.Connection) -> set[int]:
+    """Return the sessions in which nodes hear each other."""
+    found = connection.execute("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND state = 'idle'")
+    return {pid for (pid,) in found}
 
 
 def others_of(node: Engine) -> Neighbours:
@@ -241,16 +249,10 @@ async def test_a_cancel_at_one_node_reaches_a_holder_that_waits_at_another(nodes
 
 
 async def test_a_listener_that_lost_its_connection_hears_again(nodes: list[Engine], url: str) -> None:
-    listeners = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
     with psycopg.connect(url, autocommit=True) as connection:
-
-        def pids() -> set[int]:
-            return {pid for (pid,) in connection.execute(listeners.encode())}
-
-        eventually(lambda: len(pids()) == NODES)
-        before = pids()
+        before = listeners(connection)
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
-        await until(lambda: len(pids() - before) == NODES)
+        await until(lambda: len(listeners(connection) - before) == NODES)
     waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=30))
     await nodes[0].schedule([NewTask(kind="k", id="t")])
     await taken(nodes[0])

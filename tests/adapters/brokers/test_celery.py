@@ -63,6 +63,14 @@ def long(self, seconds):
 
 
 @app.task(shared=False, bind=True, acks_late=True)
+def waits(self):
+    say("begin", self)
+    while not LOG.with_suffix(".go").exists():
+        time.sleep(0.01)
+    say("end", self)
+
+
+@app.task(shared=False, bind=True, acks_late=True)
 def reports(self, seconds):
     self.update_state(state="PROGRESS", meta=7)
     say("begin", self)
@@ -418,14 +426,13 @@ def test_a_worker_says_that_a_task_goes_on_whose_process_ignores_the_signal_of_i
 ) -> None:
     app = shop("deaf")
     workers("deaf", REMAP_SIGTERM="SIGQUIT")
-    task = app.send("long", 3)
+    task = app.send("waits")
     eventually(lambda: app.count("begin", task))
     app.module.app.control.revoke(task, terminate=True, signal="SIGTERM")
+    said = f"task {task} goes on, though Celery calls it revoked: its process ignores"
+    eventually(lambda: said in (tmp_path / "deaf.log").read_text())
+    app.log.with_suffix(".go").touch()
     eventually(lambda: app.count("end", task))
-    assert (
-        f"task {task} goes on, though Celery calls it revoked: its process ignores"
-        in (tmp_path / "deaf.log").read_text()
-    )
 
 
 def history(leases_url: str, task: str) -> list[HistoryEntry]:

@@ -75,9 +75,9 @@ def let_pass(client: Client, clock: FakeClock, seconds: float) -> None:
         client.__connection__().run(turns())
 
 
-def let_pass_until(clock: FakeClock, fact: Callable[[], Any]) -> None:
+def let_pass_until(client: Client, clock: FakeClock, fact: Callable[[], Any]) -> None:
     def passing() -> Any:
-        clock.advance(1)
+        let_pass(client, clock, 1)
         return fact()
 
     eventually(passing)
@@ -584,7 +584,7 @@ def test_the_first_failed_beat_ends_nothing(client: Client, clock: FakeClock, fa
     with leasekit.lease(claimed(client)) as held:
         faulty.script("beat", faults.lose_answer, faults.garble, faults.drop)
         clock.advance(120)
-        let_pass_until(clock, lambda: faulty.calls["beat"] >= 5)
+        let_pass_until(client, clock, lambda: faulty.calls["beat"] >= 5)
         eventually(lambda: held.remaining() > Heartbeats().slack - 60)
         held.check()
     assert faulty.fired["drop"] == 1
@@ -898,7 +898,7 @@ def test_a_body_does_not_begin_under_a_lease_that_was_over_on_arrival(
 def test_a_lease_that_was_lost_before_it_was_made_says_why(client: Client, clock: FakeClock, faulty: Faulty) -> None:
     task = claimed(client)
     faulty.backend.service.steal(task.id)  # type: ignore[attr-defined]
-    let_pass_until(clock, lambda: not len(client.__connection__().keeper))
+    let_pass_until(client, clock, lambda: not len(client.__connection__().keeper))
     with pytest.raises(LeaseLost, match="another worker claimed it") as lost, leasekit.lease(task):
         pytest.fail("it began")
     assert (lost.value.task_id, lost.value.reason) == (task.id, "taken")
@@ -1169,7 +1169,7 @@ def test_the_checkpoint_with_which_a_body_hears_that_it_has_to_end_is_kept(
 def test_a_result_whose_answer_was_lost_is_settled_once(client: Client, faulty: Faulty, clock: FakeClock) -> None:
     faulty.script("settle", faults.lose_answer)
     task = claimed(client)
-    other = meanwhile(lambda: let_pass_until(clock, lambda: faulty.calls["settle"] == 2))
+    other = meanwhile(lambda: let_pass_until(client, clock, lambda: faulty.calls["settle"] == 2))
     with leasekit.lease(task) as held:
         held.complete(1)
     other.join()
@@ -1257,7 +1257,7 @@ def test_a_block_that_ended_well_says_so_when_its_result_could_not_be_reported(
     reaches(1, lambda: len(of(Lost, events)))
     assert [event.reason for event in of(Lost, events)] == ["unreported"]
     faulty.clear()
-    let_pass_until(clock, lambda: info(client, task).result == "kept")
+    let_pass_until(client, clock, lambda: info(client, task).result == "kept")
 
 
 def test_a_result_whose_block_was_told_of_its_loss_does_not_reach_a_service_that_obeys_stale_writes(
@@ -1293,7 +1293,7 @@ def test_a_result_does_not_reach_a_service_that_obeys_stale_writes_while_its_blo
         clock.advance(Heartbeats().for_ttl(6).trust)
         faulty.clear()
         faulty.always("beat", faults.refuse)
-        let_pass_until(clock, ended.is_set)
+        let_pass_until(client, clock, ended.is_set)
 
     other = meanwhile(end_the_outage)
     try:
@@ -1338,7 +1338,7 @@ def test_a_failed_block_does_not_wait_beyond_the_end_of_trust(
     assert of(ReportDelayed, events)
     other.join()
     faulty.clear()
-    let_pass_until(clock, lambda: info(client, task).error)
+    let_pass_until(client, clock, lambda: info(client, task).error)
 
 
 def test_closing_the_client_ends_the_wait_for_a_report(faulty: Faulty, clock: FakeClock) -> None:

@@ -151,7 +151,7 @@ def no_driver_is_left() -> Iterator[None]:
     yield
     left = _drivers() - before
     for thread in left:
-        thread.join(timeout=5)
+        thread.join(timeout=30)
     assert not {thread for thread in left if thread.is_alive()}, "a client or a lease was not closed"
 
 

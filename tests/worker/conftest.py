@@ -102,7 +102,7 @@ def at_work(request: pytest.FixtureRequest) -> AtWork:
             yield worker
         finally:
             worker.stop()
-            thread.join(30)
+            thread.join(60)
         assert not thread.is_alive(), "the worker does not stop"
         if errors:
             raise errors[0]

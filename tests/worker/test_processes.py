@@ -346,7 +346,8 @@ STARTS = {
     "run_in_executor": "await asyncio.get_running_loop().run_in_executor(None, goes_on)",
     "own_executor": "await asyncio.get_running_loop().run_in_executor(pool, goes_on)",
     "task": "await asyncio.wait([asyncio.create_task(hears_nothing())])",
-    "cancelled_task": "task = asyncio.create_task(asyncio.to_thread(goes_on)); await asyncio.sleep(0.1); task.cancel()",
+    "cancelled_task": "task = asyncio.create_task(asyncio.to_thread(goes_on)); await asyncio.to_thread(goes.wait); "
+    "task.cancel()",
 }
 
 
@@ -361,8 +362,10 @@ def test_a_job_of_an_async_body_that_outlives_its_lease_ends_the_process(
         from concurrent.futures import ThreadPoolExecutor
         pool = ThreadPoolExecutor(1)
         faulty.always("beat", faults.drop)
+        goes = threading.Event()
 
         def goes_on():
+            goes.set()
             while True:
                 say("at", now())
                 time.sleep(0.005)

@@ -24,6 +24,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from traceback import walk_tb
 from typing import Any, Literal, NoReturn, cast
 
@@ -101,9 +102,6 @@ def install(
         raise ConfigError(f"on_lost={on_lost!r} is not known: use 'kill' or 'continue'")
     theirs: Any = symbol_by_name(app.task_cls)
     bases: tuple[Any, ...] = (theirs,) if issubclass(theirs, LeasedTask) else (LeasedTask, theirs)
-    request: Any = symbol_by_name(theirs.Request)
-    if not issubclass(request, LeasedRequest):
-        request = type("Request", (LeasedRequest, request), {})
     try:
         client = _client(url, ttl)
         client.check_names()
@@ -113,7 +111,7 @@ def install(
         example = "redis://localhost:6379/1?retention=1d"
         raise type(error)(f"{error} (install was given {shown!r}; a Redis is {example})") from error
     options = {"leases": client, "outage": Outage(), "kills_lost": on_lost == "kill", "leased": leased}
-    app.task_cls = type("Leased", bases, {"abstract": True, "Request": request, **options})
+    app.task_cls = type("Leased", bases, {"abstract": True, **options})
     vars(app).pop("Task", None)  # cached from the former class
 
 
@@ -121,7 +119,6 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
     """A Celery task that runs under the lease of its id."""
 
     abstract = True
-    Request = LeasedRequest
     leases: Client
     leased: bool | None = None
     """Whether the task has leases: `@app.task(leased=False)` has none. None: as `install` was told."""
@@ -134,7 +131,11 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 
     @classmethod
     def bind(cls, app: Celery) -> Any:
-        """Bind the class to its app, as Celery does when the task is declared, and take over `track_started`."""
+        """Bind the class to its app, as Celery does when the task is declared.
+
+        Its `Request`, which may be its own, gets leases; `track_started` is taken over.
+        """
+        cls.Request = _lease_requests(symbol_by_name(cls.Request))
         if cls.leased is None:  # its base is not the app's own class
             cls.leased = getattr(app.Task, "leased", True)
         bound = super().bind(app)
@@ -182,7 +183,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         try:
             return super().replace(sig)
         except Ignore:
-            # The body of a chord does not carry the number of replacements.
+            # A chain that is the body of a chord does not carry the number of replacements.
             setattr(self.request, _HAS_SUCCESSOR, sig.subtask_type is None)
             raise
 
@@ -318,10 +319,13 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             raise done
 
     def _note_end(self, request: Any) -> None:
-        """Record that this run has ended if another follows it: the record is sent with the lease's release."""
-        if getattr(request, _HAS_SUCCESSOR, False):
-            with suppress(LeasekitError):  # a lost lease raises when it is left
-                getattr(request, _RUN).lease.note_end(str(self.name), attempt_number(request))
+        """Record that this run has ended, and that another follows it: the record is sent with the lease's release."""
+        lease: TaskLease = getattr(request, _RUN).lease
+        with suppress(LeasekitError):  # a lost lease raises when it is left
+            if getattr(request, _HAS_SUCCESSOR):
+                lease.note_end(str(self.name), attempt_number(request))
+            else:  # what follows may have the number of a run that has ended
+                lease.forget_ends()
 
     def _end_revoked(self, held: Lease, request: Any) -> NoReturn:
         """Settle the lease of a task that was revoked, or has expired, and that no other run has: it never runs."""
@@ -393,6 +397,14 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
                 return
             with suppress(SoftTimeLimitExceeded):
                 time.sleep(_RESEND)
+
+
+@cache
+def _lease_requests(request_class: Any) -> Any:
+    """Return the class of a worker's messages that has leases, and all that this one has."""
+    if issubclass(request_class, LeasedRequest):
+        return request_class
+    return type("Request", (LeasedRequest, request_class), {})
 
 
 def _sending_options(request: Any) -> dict[str, Any]:

@@ -15,7 +15,9 @@ current: ContextVar["TaskLease | None"] = ContextVar("leasekit_celery_lease", de
 
 
 def current_lease() -> "TaskLease | None":
-    """Return the lease of the Celery task that this code runs in; None if it is called like a function, or eagerly.
+    """Return the lease of the Celery task that this code runs in; None if there is none.
+
+    A task that is called like a function, or eagerly, runs in its caller: it has the caller's lease, or none.
 
     Also in the coroutines that the task runs; in a thread that it starts, where the context was copied.
     """
@@ -82,9 +84,19 @@ class TaskLease:
         self._saved = {**self._saved, "ended": {**self._saved.get("ended", {}), name: number}}
         self._held.progress(self._saved)
 
+    def forget_ends(self) -> None:
+        """Remove what `note_end` has recorded."""
+        if "ended" in self._saved:
+            self._saved = {name: value for name, value in self._saved.items() if name != "ended"}
+            self._held.progress(self._saved)
 
-def lease_name(task_id: str) -> str:
-    """Return the name of a task's lease: an id of more than a hundred plain characters is replaced by its digest."""
+
+def lease_name(task_id: object) -> str:
+    """Return the name of a task's lease: an id of more than a hundred plain characters is replaced by its digest.
+
+    An id may be a `UUID`, which Kombu's JSON keeps.
+    """
+    task_id = str(task_id)
     is_short = len(quote(task_id, safe="")) <= _LONGEST
     return f"celery:{task_id if is_short else sha256(task_id.encode()).hexdigest()}"
 

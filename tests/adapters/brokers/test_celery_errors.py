@@ -675,6 +675,30 @@ def test_a_task_that_is_replaced_by_several_leaves_its_lease_to_them(
     assert traced.status == "enqueued"
 
 
+@pytest.mark.parametrize("number", [{"retries": 1}, {"replaced_task_nesting": 1}])
+def test_a_task_that_was_replaced_by_several_may_be_the_last_of_them_after_a_retry(
+    traced: Traced, number: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+    monkeypatch.setattr(Signature, "delay", lambda signature: signature)
+    monkeypatch.setattr(Signature, "apply_async", lambda signature: signature)
+
+    @traced.app.task(shared=False, bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    def poll(task: Any, what: str) -> None:
+        runs.append(what)
+        if what == "retry":
+            task.retry(countdown=0)
+        if what == "replace":
+            task.replace(poll.si("split"))
+        if what == "split":
+            task.replace(celery.chord([traced.task.si()], celery.chain(traced.task.si(), poll.si("end"))))
+
+    traced.deliver(poll, "retry" if "retries" in number else "replace")
+    traced.deliver(poll, "split", number=number)
+    traced.deliver(poll, "end")  # Celery gives it no number
+    assert (runs[1:], traced.status) == (["split", "end"], "success")
+
+
 def test_its_end_is_reported_after_the_handlers_that_were_there_before_the_worker(traced: Traced) -> None:
     seen: list[str] = []
 
@@ -773,6 +797,13 @@ def test_a_task_goes_on_where_an_earlier_run_was_also_after_a_retry(
     for retries in (0, 0, 1, 2):
         traced.deliver(pages, number={"retries": retries})
     assert seen == [None, {"pages": 1}, {"pages": 2}]
+
+
+def test_an_id_may_be_a_uuid_as_kombus_json_keeps_it(traced: Traced) -> None:
+    build_tracer(traced.task.name, traced.task, app=traced.app)(
+        uuid.UUID(traced.id), (), {}, {"id": uuid.UUID(traced.id), "delivery_info": {}}
+    )
+    assert (traced.ran, traced.status) == (1, "success")
 
 
 class Own(leasekit_celery.LeasedTask):
@@ -1021,8 +1052,29 @@ def test_a_request_class_of_the_apps_own_is_kept() -> None:
 
     app = celery.Celery("shop", broker="memory://", task_cls=InContext)
     leasekit_celery.install(app, "memory://")
-    assert issubclass(app.Task.Request, Own)
-    assert issubclass(app.Task.Request, LeasedRequest)
+    check_request(app, Own)
+
+
+def test_a_request_class_of_a_tasks_own_class_is_kept(traced: Traced) -> None:
+    class Own(Request):  # type: ignore[misc]  # celery has no types
+        pass
+
+    class Watched(leasekit_celery.LeasedTask):
+        abstract = True
+        Request = Own
+
+    check_request(traced.app, Own, base=Watched)
+
+
+def check_request(app: celery.Celery, own: type, **options: Any) -> None:
+    """Check that messages of a task are of the class of its app, or its own, and have leases."""
+
+    @app.task(shared=False, **options)  # type: ignore[untyped-decorator]
+    def look() -> None:
+        pass
+
+    assert issubclass(look.Request, own)
+    assert issubclass(look.Request, LeasedRequest)
 
 
 def test_to_install_it_a_second_time_does_no_harm(traced: Traced) -> None:

@@ -800,9 +800,7 @@ def test_a_task_goes_on_where_an_earlier_run_was_also_after_a_retry(
 
 
 def test_an_id_may_be_a_uuid_as_kombus_json_keeps_it(traced: Traced) -> None:
-    build_tracer(traced.task.name, traced.task, app=traced.app)(
-        uuid.UUID(traced.id), (), {}, {"id": uuid.UUID(traced.id), "delivery_info": {}}
-    )
+    traced.deliver(number={"id": uuid.UUID(traced.id)})
     assert (traced.ran, traced.status) == (1, "success")
 
 

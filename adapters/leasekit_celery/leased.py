@@ -25,6 +25,7 @@ import sys
 import time
 from contextlib import suppress
 from functools import cache
+from inspect import signature
 from traceback import walk_tb
 from typing import Any, Literal, NoReturn, cast
 
@@ -183,8 +184,10 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         try:
             return super().replace(sig)
         except Ignore:
-            # A chain that is the body of a chord does not carry the number of replacements.
-            setattr(self.request, _HAS_SUCCESSOR, sig.subtask_type is None)
+            # A chain that is the body of a chord does not carry the number of replacements. Protocol 1 never does, nor
+            # does Celery 5.3.0.
+            sends_number = "replaced_task_nesting" in signature(self.app.amqp.create_task_message).parameters
+            setattr(self.request, _HAS_SUCCESSOR, sends_number and sig.subtask_type is None)
             raise
 
     def _run_held(self, request: Any, args: Any, kwargs: Any) -> Any:

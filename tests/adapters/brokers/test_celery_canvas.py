@@ -71,7 +71,6 @@ def shop() -> Iterator[Shop]:
     shop.app.Task.leases.close()
 
 
-@pytest.mark.skipif(celery.VERSION < (5, 7), reason="older ones do not run all such canvases to their end")
 @pytest.mark.soak  # sample: each tenth
 def test_a_task_may_leave_its_place_to_any_canvas_that_ends_with_it(shop: Shop) -> None:
     for before in ["nothing", "retry", "replace"] * in_soak(100, by_default=10):

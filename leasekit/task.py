@@ -472,8 +472,10 @@ class NodeInfo(Struct, frozen=True, kw_only=True):
     """The machine and the process."""
     version: str
     """The version of leasekit."""
+    role: Literal["server", "process"]
+    """Whether the node serves clients over HTTP, or is a process that uses the store itself."""
     address: str | None
-    """Where the node serves clients over HTTP; None: it is a process that uses the store itself."""
+    """Where a server is reached; None for a process."""
     started_at: Annotated[datetime, Meta(tz=True)]
     """When the node opened the store."""
     last_seen: Annotated[datetime, Meta(tz=True)]

@@ -18,7 +18,8 @@ waits for its ETA or countdown, and of such copies one runs.
 from leasekit.registry import needs_extra
 
 with needs_extra("celery"):
-    from leasekit_celery.leased import LeasedTask, install
+    from leasekit_celery.leased import LeasedTask
+    from leasekit_celery.setup import install
     from leasekit_celery.task_lease import TaskLease, current_lease
 
 __all__ = ["LeasedTask", "TaskLease", "current_lease", "install"]

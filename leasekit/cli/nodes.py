@@ -18,8 +18,9 @@ EXAMPLES = """\b
 Several servers can have a PostgreSQL database open, and other processes can
 open it themselves; any other store has one node.
 In a pipe, a line for each: name (machine and process), version of leasekit,
-address, start, last sign, and alive, silent (no sign for 10 s) or left.
-The address is - for a process that is no server.
+role, address, start, last sign, and alive, silent (no sign for 10 s) or left.
+The role is server, or process: one that has opened the store itself, and so
+has - for an address.
 With --json, a JSON line for each.
 
 \b
@@ -65,15 +66,16 @@ def print_nodes(found: list[NodeInfo], *, as_json: bool) -> None:
             output.print_json(node)
         else:
             times = output.moment(node.started_at), output.moment(node.last_seen)
-            output.print_line([node.name, node.version, node.address or "", *times, state(node)])
+            output.print_line([node.name, node.version, node.role, node.address or "", *times, state(node)])
 
 
 def nodes_table(found: list[NodeInfo]) -> "Table":
-    shown = output.table("node", "version", "address", "up", "last sign", "state")
+    shown = output.table("node", "version", "role", "address", "up", "last sign", "state")
     for node in found:
         shown.add_row(
             output.styled(node.name),
             output.styled(node.version),
+            output.styled(node.role),
             output.styled(node.address or "-"),
             output.span(node.started_at, node.last_seen),
             output.ago(node.last_seen),

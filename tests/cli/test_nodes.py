@@ -60,11 +60,11 @@ def test_two_servers_tell_of_each_other_and_of_all_workers(
     (one, process), (other, _) = servers
 
     def states(server: Server) -> dict[str, str]:
-        return {address: state for _, _, address, _, _, state in lines(server, "nodes")}
+        return {address: state for _, _, role, address, _, _, state in lines(server, "nodes") if role == "server"}
 
     eventually(lambda: states(one) == states(other) == {one.url: "alive", other.url: "alive"})
     document = json.loads(other.command("nodes", "--json").stdout.splitlines()[0])
-    assert document.keys() == {"id", "name", "version", "address", "started_at", "last_seen", "has_left"}
+    assert document.keys() == {"id", "name", "version", "role", "address", "started_at", "last_seen", "has_left"}
     with leasekit.connect(one.url, worker="busy") as client:
         client.schedule("held")
         with leasekit.lease(next(client.tasks("held"))):
@@ -114,8 +114,8 @@ def test_readiness_says_which_tables_a_server_found_and_needs(
 
 
 def test_a_store_in_memory_has_one_node(run: Run) -> None:
-    name, version, address, *_, how = run("nodes").stdout.strip().split("\t")
-    assert (address, how) == ("-", "alive")
+    name, version, role, address, *_, how = run("nodes").stdout.strip().split("\t")
+    assert (role, address, how) == ("process", "-", "alive")
     assert name.partition(":")[2].isdigit()
     assert version
 
@@ -129,6 +129,7 @@ def test_nodes_on_a_terminal_show_how_long_they_are_up_and_which_fell_silent() -
             id=name,
             name=name,
             version="1.0",
+            role="process",
             address=None,
             started_at=seen - timedelta(hours=5),
             last_seen=seen,

@@ -109,6 +109,7 @@ def node_info(row: NodeRow, *, correction: float = 0.0) -> NodeInfo:
         id=row.id,
         name=row.name,
         version=row.version,
+        role="process" if row.address is None else "server",
         address=row.address,
         started_at=moment(row.started_at + correction),
         last_seen=moment(row.seen + correction),

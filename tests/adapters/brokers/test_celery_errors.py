@@ -26,7 +26,7 @@ from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from leasekit_celery import leased
+from leasekit_celery import copies, endings, setup
 from leasekit_celery.children import DISMISSED, LeasedRequest
 from leasekit_celery.leased import LeasedTask
 from leasekit_celery.outage import Outage
@@ -150,7 +150,7 @@ def test_what_was_acknowledged_before_it_began_waits_for_the_broker(
         shop.send()
 
     monkeypatch.setattr(Signature, "apply_async", apply_async)
-    monkeypatch.setattr(leased, "_RESEND", 0.0)
+    monkeypatch.setattr(copies, "_RESEND", 0.0)
     task = shop.task(acks_late=False)
     with shop.held(), shop.delivered(task), pytest.raises(Ignore):
         task()
@@ -404,7 +404,7 @@ BEFORE_THE_BODY = [
     LeasedTask.__call__.__code__,
     LeasedTask._enter_lease.__code__,
     LeasedTask._check_attempt.__code__,
-    leased._Run.__init__.__code__,
+    endings.Run.__init__.__code__,
 ]
 
 
@@ -726,7 +726,7 @@ def test_its_end_is_reported_after_the_handlers_that_were_there_before_the_worke
 
     signals.task_postrun.connect(look)
     try:
-        leased._prepare_worker(SimpleNamespace(app=traced.app, pool_cls="solo"))
+        setup._prepare_worker(SimpleNamespace(app=traced.app, pool_cls="solo"))
         traced.deliver()
     finally:
         signals.task_postrun.disconnect(look)

@@ -23,8 +23,21 @@ class _Kind:
     def __init__(self) -> None:
         self.used_at = 0.0
         self.events = Counter[tuple[str, str]]()
-        self.waits = Histogram(_SECONDS)
-        self.runs = Histogram(_SECONDS)
+        self.waits = Histogram(_SECONDS)  # from due to claim
+        self.runs = Histogram(_SECONDS)  # from claim to end
+        self.starts = Histogram(_SECONDS)  # from due to start
+        self.handlers = Histogram(_SECONDS)  # from start to end
+
+
+class _Lease:
+    """A live lease: when it was claimed and its handler began, by the clock of leases."""
+
+    __slots__ = ("claimed_at", "started_at", "waited")
+
+    def __init__(self, claimed_at: float, waited: float | None) -> None:
+        self.claimed_at = claimed_at
+        self.started_at: float | None = None
+        self.waited = waited  # from due to claim; None: a name, which nobody waits for as long as it is free
 
 
 class Tally:
@@ -32,7 +45,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.kinds: dict[str, _Kind] = {}
-        self._claimed_at: dict[int, float] = {}  # of live leases, by the `seq` of the task
+        self._leases: dict[int, _Lease] = {}  # by the `seq` of the task
         self._evict_at = 0.0  # no kind can lose its label before
 
     def add(self, turn: UnitOfWork) -> None:
@@ -40,14 +53,26 @@ class Tally:
         now = turn.instant
         for (kind, event, detail), count in turn.counted.items():
             self._of(kind, now).events[event, detail] += count
+        for row in turn.started:
+            if (lease := self._leases.get(row.seq)) is not None:
+                self._start(self._of(row.kind, now), lease, now)
         for row in turn.ended:
-            claimed_at = self._claimed_at.pop(row.seq, None)
-            if claimed_at is not None:
-                self._of(row.kind, now).runs.add(now - claimed_at)
+            if (lease := self._leases.pop(row.seq, None)) is not None:
+                numbers = self._of(row.kind, now)
+                self._start(numbers, lease, lease.claimed_at)  # a short run ends before a heartbeat has told of it
+                numbers.runs.add(now - lease.claimed_at)
+                numbers.handlers.add(now - (lease.started_at or lease.claimed_at))
         for row in turn.granted:  # last: a run may have ended and a new one begun
-            self._claimed_at[row.seq] = now
-            if not row.kind.startswith(PREFIXES):  # nobody has waited for a name as long as it was free
-                self._of(row.kind, now).waits.add(max(0.0, turn.now - (row.next_trigger_at or turn.now)))
+            waited = None if row.kind.startswith(PREFIXES) else max(0.0, turn.now - (row.next_trigger_at or turn.now))
+            self._leases[row.seq] = _Lease(now, waited)
+            if waited is not None:
+                self._of(row.kind, now).waits.add(waited)
+
+    def _start(self, numbers: _Kind, lease: _Lease, at: float) -> None:
+        if lease.started_at is None:
+            lease.started_at = at
+            if lease.waited is not None:
+                numbers.starts.add(lease.waited + at - lease.claimed_at)
 
     def total(self, event: str) -> int:
         return sum(

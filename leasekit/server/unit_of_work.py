@@ -50,7 +50,7 @@ class UnitOfWork:
 
     __slots__ = (
         "_at", "_due", "_later", "counted", "ended", "granted",
-        "happened", "instant", "is_repeated", "now", "random", "tx",
+        "happened", "instant", "is_repeated", "now", "random", "started", "tx",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class UnitOfWork:
         self.random = random
         self.counted = Counter[tuple[str, str, str]]()  # what `Tally` counts: kind, event and a detail of it
         self.granted: list[Trigger] = []  # the states of tasks before they were granted
+        self.started: list[Trigger] = []  # the states of tasks before their handlers had begun
         self.ended: list[Trigger] = []  # the states of tasks after their runs have ended
         self.happened: list[TaskEvent] | None = None  # None: events are not recorded
         self._at: datetime | None = None

@@ -26,7 +26,7 @@ from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Outcome, Settlement
+from leasekit.task import Beat, NewTask, Outcome, Settlement
 from leasekit.wire import PurgeRequest, RedriveRequest
 
 pytestmark = pytest.mark.anyio
@@ -216,12 +216,31 @@ async def test_waits_and_runs_are_timed_by_the_clocks_of_the_store() -> None:
         await put(engine, "a")
         clock[0] += 7
         (task,) = (await engine.claim(worker="w", kinds=["a"], limit=1, wait=0, claim_id="c")).tasks
-        clock[0] += 20
+        clock[0] += 3
+        for _ in range(2):
+            await engine.heartbeat("w", [Beat(id=task.id, token=task.token, started=True)])
+            clock[0] += 10
         await engine.results("w", [Settlement(id=task.id, token=task.token, outcome="success")])
         found = await samples(Metrics(engine))
     labels = frozenset({("kind", "a")})
     assert found["leasekit_wait_seconds_sum", labels] == 7
-    assert found["leasekit_run_seconds_sum", labels] == 20
+    assert found["leasekit_start_seconds_sum", labels] == 10
+    assert found["leasekit_handler_seconds_sum", labels] == 20
+    assert found["leasekit_run_seconds_sum", labels] == 23
+
+
+async def test_a_run_that_no_heartbeat_told_of_began_with_its_claim() -> None:
+    clock = [1e6]
+    async with Engine(MemoryStore(), clock=lambda: clock[0]) as engine:
+        await put(engine, "a")
+        clock[0] += 7
+        (task,) = (await engine.claim(worker="w", kinds=["a"], limit=1, wait=0, claim_id="c")).tasks
+        clock[0] += 20
+        await engine.results("w", [Settlement(id=task.id, token=task.token, outcome="success")])
+        found = await samples(Metrics(engine))
+    labels = frozenset({("kind", "a")})
+    assert found["leasekit_start_seconds_sum", labels] == 7
+    assert found["leasekit_handler_seconds_sum", labels] == 20
 
 
 async def test_due_tasks_are_told_from_later_ones() -> None:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -30,6 +31,12 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _KINDS = 100
 _IDLE = 3600.0  # seconds without a change of its counts, after which a kind may lose its label
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
+_DURATIONS = (
+    ("wait", "How long tasks that were due waited for a claim.", attrgetter("waits")),
+    ("start", "How long tasks that were due waited until their handlers began.", attrgetter("starts")),
+    ("run", "How long runs took, from claim to end.", attrgetter("runs")),
+    ("handler", "How long runs took, from the begin of their handlers to their end.", attrgetter("handlers")),
+)
 
 
 class Metrics:
@@ -181,14 +188,12 @@ class _EngineCollector(Collector):
                     if happened == event:
                         counter.add_metric([kind, detail], count)
             yield counter
-        waits = HistogramMetricFamily(
-            "leasekit_wait_seconds", "How long tasks that were due waited for a claim.", labels=["kind"]
-        )
-        runs = HistogramMetricFamily("leasekit_run_seconds", "How long runs took, from claim to end.", labels=["kind"])
-        for kind, numbers in kinds:
-            for metric, histogram in ((waits, numbers.waits), (runs, numbers.runs)):
-                metric.add_metric([kind], _buckets(histogram), histogram.sum)
-        yield from (waits, runs)
+        for name, what, histogram_of in _DURATIONS:
+            durations = HistogramMetricFamily(f"leasekit_{name}_seconds", what, labels=["kind"])
+            for kind, numbers in kinds:
+                histogram = histogram_of(numbers)
+                durations.add_metric([kind], _buckets(histogram), histogram.sum)
+            yield durations
 
     def _stored(self) -> Iterable[Metric]:
         engine = self._engine

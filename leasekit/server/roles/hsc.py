@@ -133,6 +133,7 @@ def _save_beats(turn: UnitOfWork, batch: _Batch) -> None:
         rows = turn.tx.triggers_of({row.seq for row in batch.bounded})
         turn.tx.save([replace(row, run_until=turn.instant + (row.max_runtime or 0.0)) for row in rows.values()])
     batch.progress.save(turn.tx, now=turn.now)
+    turn.started += batch.begun
     for row in batch.begun if turn.happened is not None else ():
         turn.tell("started", replace(row, status=Status.PROCESSING))
 

@@ -67,7 +67,7 @@ class Engine:
     `clock` is the wall clock in seconds since the epoch, by which tasks are due; also in place of a shared database's.
     Leases end by `boot`, a clock without steps; without `boot`, `clock` serves for both. `boot_id` names the start of
     `boot`, and changes when `boot` starts anew. `period` is the seconds between two ticks of the consumer; `writer` is
-    the class that applies requests.
+    the class that applies requests; `address` says where a server serves this engine.
 
     Methods raise `Throttled` if too many requests wait already, and `Unavailable` if the store fails: whether the
     request was applied is then unknown, and it may be repeated.
@@ -83,6 +83,7 @@ class Engine:
         boot_id: str = "by hand",
         period: float | None = None,
         writer: type[GroupCommit] = GroupCommit,
+        address: str | None = None,
     ) -> None:
         self._period = _PERIOD if period is None else period
         stall = None if period is None else _STALLED * period
@@ -108,8 +109,7 @@ class Engine:
         self._reads = 0
         self._directory = Directory()
         self._cancel_hints = CancelHints()
-        self.address: str | None = None
-        """Where a server serves this engine."""
+        self._address = address
         self._id, self._started_at = uuid.uuid4().hex, 0.0
         self.neighbours = self._neighbours_at(store) if isinstance(store, SharedStore) else None
         self.sweeper = Sweeper(self._read, self._commit, self._clock, keep=store.retention)
@@ -129,6 +129,8 @@ class Engine:
 
     async def __aenter__(self) -> "Engine":
         await self.commit.start()
+        if self.neighbours is not None:
+            self.neighbours.introduce(address=self._address)
         self._started_at = self._clock.peek()
         try:
             await self.tick()
@@ -264,7 +266,7 @@ class Engine:
         """List the nodes that share the store, also those that have left lately; this process alone, if none do."""
         if self.neighbours is not None:
             return await self.neighbours.nodes()
-        return only_node(self._id, address=self.address, started_at=self._started_at, now=self._clock.peek())
+        return only_node(self._id, address=self._address, started_at=self._started_at, now=self._clock.peek())
 
     @property
     def claims_waiting(self) -> int:
@@ -310,7 +312,7 @@ class Engine:
         if self.neighbours is not None and self._consumer is not None:
             with suppress(TimeoutError):  # slow reads must not keep leases from their end
                 async with asyncio.timeout(_LOOK):
-                    await self.neighbours.look(address=self.address)
+                    await self.neighbours.look()
         self.feed.look()
 
     def _on_ready(self, readied: Mapping[str, NewlyDue]) -> None:

@@ -146,11 +146,14 @@ class Neighbours:
         found: list[bytes] = await self._run(lambda: self._store.workers(since))
         return found
 
-    async def look(self, *, address: str | None = None) -> None:
+    def introduce(self, *, address: str | None) -> None:
+        """Have the first sign say where this node serves clients: one that dies early is known by its address too."""
+        self._store.node = self._store.node._replace(address=address)
+
+    async def look(self) -> None:
         """Say in the next sign what is new here, see which nodes there are, and try claims of kinds that are due."""
         written = self._directory.written(self._clock.instant())
         self._store.node = self._store.node._replace(
-            address=address,
             wants_events=self._feed.wanted_here,
             workers=self._store.node.workers if written is None else written,
         )

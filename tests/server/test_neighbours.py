@@ -88,19 +88,16 @@ async def test_each_node_lists_all_with_moments_of_the_wall_clock(url: str) -> N
     with psycopg.connect(url) as connection:  # the clock of leases is an hour behind
         connection.execute("UPDATE leasekit.store SET correction = 3600, gained = 3600")
     before = time.time() - 1
-    async with Engine(PostgresStore(url)) as one, Engine(PostgresStore(url)) as two:
-        one.address = "http://127.0.0.1:1"
+    async with Engine(PostgresStore(url), address="http://127.0.0.1:1"), Engine(PostgresStore(url)) as two:
         listed = {node.id: node for node in await two.nodes()}
-        assert len(listed) == 2
+        assert {(node.role, node.address) for node in listed.values()} == {
+            ("server", "http://127.0.0.1:1"),  # by its first sign, however early it dies
+            ("process", None),
+        }
         assert {node.name.rpartition(":")[2] for node in listed.values()} == {str(os.getpid())}
         for node in listed.values():
             assert before < node.started_at.timestamp() <= node.last_seen.timestamp() < time.time() + 1
             assert not node.has_left
-
-        async def has_address() -> bool:
-            return {node.address for node in await two.nodes()} == {"http://127.0.0.1:1", None}
-
-        await becomes(has_address)
 
 
 async def test_a_node_that_has_left_is_told_from_one_that_fell_silent(nodes: list[Engine], url: str) -> None:

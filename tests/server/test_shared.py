@@ -258,7 +258,7 @@ async def test_a_server_is_refused_a_store_that_its_owner_does_not_give_up(
     monkeypatch.setattr(app, "YIELD_TIMEOUT", 0.2)
     async with Engine(open_store(url)):  # as of a process that is stopped
         with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
-            async with app._engine(open_store(url)):
+            async with app._engine(open_store(url), "http://127.0.0.1:1"):
                 pass
 
 

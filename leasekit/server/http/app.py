@@ -180,7 +180,7 @@ def serve(
 async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
     # The address first: if it is taken, no new store is left behind.
     with _bind(host, port, insecure=insecure) as listener:
-        async with _engine(store) as engine:
+        async with _engine(store, _address(listener)) as engine:
             server = Server(Api(engine, any_host=insecure))
             if store.is_new and store.url is not None:
                 path = store.url.removeprefix("sqlite:///")
@@ -189,7 +189,7 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
                         print, f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True
                     )
                 )
-            sockets, engine.address = [listener], _address(listener)
+            sockets = [listener]
 
             async def listen(other: socket.socket) -> None:
                 if server.started:
@@ -204,8 +204,11 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _engine(store: Store) -> AsyncGenerator[Engine]:
-    """Run an engine. A process that is no server, and has the store open, leaves the store to this one."""
+async def _engine(store: Store, address: str) -> AsyncGenerator[Engine]:
+    """Run an engine that is served at `address`.
+
+    A process that is no server, and has the store open, leaves the store to this one.
+    """
     path, time = store_path(store), asyncio.get_running_loop().time
     until = time() + YIELD_TIMEOUT
     async with contextlib.AsyncExitStack() as opened:
@@ -213,7 +216,7 @@ async def _engine(store: Store) -> AsyncGenerator[Engine]:
         engine: Engine | None = None
         while engine is None:
             try:
-                engine = await opened.enter_async_context(Engine(store))
+                engine = await opened.enter_async_context(Engine(store, address=address))
             except StoreLocked:
                 if not is_reserved or time() >= until:
                     raise

@@ -210,8 +210,12 @@ class Leases(Middleware):
             if self._is_shut_down:  # the run has outlived the last worker
                 self._close_if_unused()
 
-    def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any]) -> None:
+    def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any] | str) -> None:
         """Let no async actor return before its coroutine has ended: its lease would be released."""
+        if isinstance(
+            actor, str
+        ):  # from older versions of Dramatiq, if it was declared before the middleware was added
+            actor = broker.get_actor(actor)
         actor.fn = waits_for_its_end(actor.fn)
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:

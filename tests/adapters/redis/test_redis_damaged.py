@@ -20,6 +20,7 @@ from leasekit_redis.address import parse
 from leasekit_redis.keys import Keys
 from tests.redis_server import Server
 from tests.sampling import in_soak
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -296,7 +297,8 @@ async def test_successors_that_cannot_be_read_hold_up_no_other(
     assert [task.id for task in await place.claim(place.other)] == ["far"]
     assert place.ask("LLEN", "outbox") == 0
     assert (await place.backend.stats()).damaged == {place.kind: 5}
-    assert len([record for record in caplog.records if "successor" in record.message]) == 5
+    # Maintenance also goes on by itself, and may have found one of them: its line comes when its call has returned.
+    await until(lambda: len([record for record in caplog.records if "successor" in record.message]) == 5)
 
 
 async def test_counts_that_are_no_numbers_begin_anew(places: Prepare) -> None:

@@ -214,7 +214,7 @@ class Leases(Middleware):
         """Let no async actor return before its coroutine has ended: its lease would be released."""
         if isinstance(
             actor, str
-        ):  # from older versions of Dramatiq, if it was declared before the middleware was added
+        ):  # older versions pass its name, if it was declared before
             actor = broker.get_actor(actor)
         actor.fn = waits_for_its_end(actor.fn)
 

@@ -15,6 +15,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, NewTask, Settlement, Task
+from leasekit.wire import PurgeRequest
 from tests.postgres_server import PostgresServer
 from tests.waiting import eventually, until
 
@@ -55,6 +56,31 @@ async def test_fifty_claimers_over_three_nodes_never_share_a_task(nodes: list[En
     await asyncio.gather(*map(claimer, range(50)))
     assert Counter(got) == Counter({f"t{n}": 1 for n in range(count)})
     assert (await nodes[1].stats()).kinds == {"k": {"success": count}}
+
+
+async def test_nodes_that_purge_at_once_remove_each_task_once_and_leave_leases_alone(nodes: list[Engine]) -> None:
+    count = 1500
+    await nodes[0].schedule([NewTask(kind="old", id=f"o{n}") for n in range(count)])
+    await nodes[0].schedule([NewTask(kind="k", id="held")])
+    (held,) = await taken(nodes[1])
+    for start in range(0, count, 500):
+        await nodes[0].cancel([f"o{n}" for n in range(start, start + 500)])
+
+    async def purge(node: Engine) -> int:
+        removed, cursor = 0, None
+        while True:
+            step = await node.purge(PurgeRequest(cursor=cursor))
+            removed += sum(step.kinds.get("old", {}).values())
+            if (cursor := step.cursor) is None:
+                return removed
+
+    reaping = asyncio.gather(*(node.tick() for node in nodes), *(node.sweeper.sweep() for node in nodes))
+    removed = await asyncio.gather(*map(purge, nodes))
+    await reaping
+    assert sum(removed) == count
+    assert (await nodes[2].stats()).kinds == {"k": {"claimed": 1}}
+    (verdict,) = await nodes[2].heartbeat("w", [Beat(id=held.id, token=held.token)])
+    assert verdict.verdict == "renewed"
 
 
 @pytest.mark.parametrize("same", ["id", "dedupe_key"])

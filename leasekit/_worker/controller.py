@@ -29,7 +29,8 @@ from leasekit._worker.executor import Executor
 from leasekit._worker.handlers import Handler
 from leasekit._worker.window import Window
 from leasekit.errors import Closed, Draining, Unavailable
-from leasekit.task import Settlement
+from leasekit.hooks import log_fields
+from leasekit.task import Settlement, Task
 
 logger = logging.getLogger("leasekit")
 
@@ -173,11 +174,29 @@ class Controller:
             self._log_first_failure(error)
             self._not_before = now + self._backoff.wait()
             return
-        self._backoff.reset()
+        if foreign := [held.task for held in claim.result() if held.task.kind not in self._handlers]:
+            self._pause_for_foreign(foreign, now)
+        else:
+            self._backoff.reset()
         if self._failing:
             self._failing = False
             logger.info("claims of %s are answered again", self._kinds)
         self._deliver(claim.result(), now)
+
+    def _pause_for_foreign(self, tasks: Sequence[Task], now: float) -> None:
+        """Log that the service granted tasks that cannot run here, and pause before the next claim."""
+        wait = self._backoff.wait()
+        self._not_before = now + wait
+        logger.error(
+            "the service granted %d tasks of kinds that were not claimed, which are given back: task %s is of kind %r, "
+            "but this claim was for %s; the next follows in %.1f s",
+            len(tasks),
+            tasks[0].id,
+            tasks[0].kind,
+            self._kinds,
+            wait,
+            extra=log_fields(tasks[0].id, tasks[0].token),
+        )
 
     def _log_first_failure(self, error: BaseException) -> None:
         if isinstance(error, Unavailable):  # logged for all calls of the connection

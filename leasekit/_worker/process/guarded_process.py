@@ -1,6 +1,7 @@
 """Guarded process: one guard and its executor, from start to death, as the worker sees them."""
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import msgspec
 
@@ -28,6 +30,7 @@ _PATIENCE = 10.0  # seconds for a guard to start
 _LAST_WORD = 2.0  # seconds for a guard to end what its executor left behind, and to report how it ended
 _DYING = 0.2  # seconds between the end of an executor's socket and the executor's death
 _PRECISION = 0.005  # seconds between two readings of one clock
+_PROCESS_GROUP = 1 << 2  # PIDFD_SIGNAL_PROCESS_GROUP, since Linux 6.9
 _NO_SIGPIPE = socket.MSG_NOSIGNAL  # user code may have made SIGPIPE deadly: no executor's end may kill the worker
 
 
@@ -217,12 +220,13 @@ class GuardedProcess:
                 return
             try:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                os.killpg(self._executor, signal.SIGKILL)  # not reaped: the pid is still its own
-            except ProcessLookupError:  # the guard has reaped it, and killed its group before
+            except ProcessLookupError:  # it was reaped: its group may live on
                 pass
             except PermissionError:  # a handler has changed the user of this process, but not of the guard
                 with contextlib.suppress(OSError):
                     self._control.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                _kill_group(self._pidfd, self._executor)
 
     def _kill_guard(self) -> None:
         with contextlib.suppress(PermissionError):
@@ -247,9 +251,6 @@ class GuardedProcess:
         until = time.monotonic() + _LAST_WORD
         while self._status is None and _readable(self._control, until - time.monotonic()) and self._hear():
             pass
-        if self._status is None and self._executor:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._executor, signal.SIGKILL)
         self._kill_guard()
         self.close()  # a guard that may not be killed ends by this
         code = self._guard.wait()
@@ -290,6 +291,28 @@ def _start_guard(control: int, channel: int) -> "subprocess.Popen[bytes]":
         pass_fds=(control, channel),
         start_new_session=True,  # it gets neither Ctrl-C nor the end of a terminal
     )
+
+
+def _kill_group(pidfd: int, pid: int) -> None:
+    """Kill the process group of an executor, but no group of another process that has its number now."""
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL, None, _PROCESS_GROUP)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # An older kernel. While a group has members, no other process can get its number.
+        if _exists(partial(signal.pidfd_send_signal, pidfd)) or not _exists(partial(os.kill, pid)):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _exists(send: Callable[[int], None]) -> bool:
+    try:
+        send(0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _readable(fd: socket.socket | int | None, seconds: float) -> bool:

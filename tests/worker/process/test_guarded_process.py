@@ -20,6 +20,7 @@ import pytest
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._worker import linux
+from leasekit._worker.process import guarded_process
 from leasekit._worker.process.guarded_process import GuardedProcess
 from leasekit._worker.process.messages import Address, Ended, FromExecutor, LeaseChanged, LeaseState, Ready, Run, Setup
 from leasekit.config import Heartbeats
@@ -206,9 +207,11 @@ def adopting() -> Iterator[None]:
     linux._prctl(linux._PR_SET_CHILD_SUBREAPER, 0)
 
 
+@pytest.mark.parametrize("flag", [guarded_process._PROCESS_GROUP, 1 << 20], ids=["now", "before Linux 6.9"])
 def test_the_process_group_of_an_executor_is_killed_although_others_have_waited_for_that(
-    adopting: None, spinner: Spinner, is_dead: IsDead
+    flag: int, adopting: None, spinner: Spinner, is_dead: IsDead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(guarded_process, "_PROCESS_GROUP", flag)
     spinner.begin(60, "family_spins", processes=3)
     spinner.guarded._guard.kill()
     spinner.guarded._guard.wait()

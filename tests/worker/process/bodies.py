@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import itertools
+import json
 import mmap
 import os
 import signal
@@ -311,3 +312,21 @@ async def meets_others(payload: int) -> int:
     """As soon as three run, in three loops."""
     await asyncio.to_thread(_met.wait)
     return os.getpid()
+
+
+def sees(payload: None) -> dict[str, Any]:
+    """What this process, and a program that it starts, have of those above them."""
+    code = "import os, json; print(json.dumps([os.listdir('/proc/self/fd'), dict(os.environ)]))"
+    command = [sys.executable, "-c", code]
+    inherited, environ = json.loads(subprocess.run(command, close_fds=False, stdout=subprocess.PIPE, check=True).stdout)
+    return {
+        "files": {entry.name: str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()},
+        "guard's": [str(entry.readlink()) for entry in Path(f"/proc/{os.getppid()}/fd").iterdir()],
+        "inherited": inherited,
+        "environ": environ,
+        "command": Path("/proc/self/cmdline").read_text(),
+    }
+
+
+def has_imported_this(payload: str) -> int:
+    return int("this" in sys.modules)

@@ -32,7 +32,7 @@ class Guarded:
 
     def dies_and_is_reaped_by_its_guard(self) -> None:
         os.kill(self.executor, signal.SIGKILL)
-        os.waitid(os.P_PID, self.guard.pid, os.WEXITED | os.WNOWAIT)
+        eventually(lambda: not Path(f"/proc/{self.executor}").exists())
 
     def dies_with_its_guard_and_is_reaped_here(self) -> None:
         """As where the worker, or its supervisor, waits for orphans."""

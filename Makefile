@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+DIST ?= dist
 LOCK_FLAGS ?= # --upgrade: upgrade all packages; --upgrade-package NAME: one of them
 
 # The lock of the environment, and the one with the tests' tools on top: `make lowest` has one for both.
@@ -105,6 +106,16 @@ chaos: $(VENV)/dev $(VENV)/leasekit ## Every fault on real processes, then 20,00
 docs: $(VENV)/docs $(VENV)/dev $(VENV)/leasekit ## Build the documents into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo 'open site/index.html'
+
+.PHONY: release
+release: $(VENV)/dev ## Build sdist and wheel twice, compare their sha256, list all components (CycloneDX), into dist/
+	@rm -rf $(DIST)/again $(DIST)/leasekit-*
+	@set -e; for folder in $(DIST) $(DIST)/again; do $(BIN)/python -m hatchling build --directory $$folder; done
+	@cd $(DIST) && sha256sum leasekit-* >SHA256SUMS
+	@cd $(DIST)/again && sha256sum --check --strict --quiet ../SHA256SUMS && rm -r ../again
+	@PYTHONWARNINGS=ignore $(BIN)/cyclonedx-py requirements requirements/run.txt --pyproject pyproject.toml \
+		--mc-type library --output-reproducible --output-file $(DIST)/sbom.cdx.json
+	@cat $(DIST)/SHA256SUMS
 
 .PHONY: lock
 lock: | $(VENV)/python ## Write requirements/*.txt from pyproject.toml

@@ -1,5 +1,8 @@
 """`make` with a Python that leasekit cannot run on says so before it installs anything."""
 
+import hashlib
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -82,3 +85,45 @@ def test_make_demo_says_what_it_does_before_each_of_its_steps(tmp_path: Path) ->
     words = ["Watch", "virtual environment", "requirements/run.txt", "building leasekit"]
     assert [word for line in said[1:] for word in words if word in line] == words
     assert steps[-1].endswith("leasekit demo")
+
+
+def release(folder: Path, environment: str) -> "subprocess.CompletedProcess[str]":
+    """`make release` into this folder, with an environment that has its tools already."""
+    command = ["make", "--no-print-directory", f"--old-file={environment}/dev", "release"]
+    variables = [f"VENV={environment}", f"DIST={folder}"]
+    return subprocess.run([*command, *variables], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_a_release_is_an_sdist_and_a_wheel_with_their_sums_and_the_list_of_their_components(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    ran = release(dist, sys.prefix)
+    assert ran.returncode == 0, ran.stderr
+    version = PROJECT["version"]
+    built = [f"leasekit-{version}-py3-none-any.whl", f"leasekit-{version}.tar.gz"]
+    assert sorted(path.name for path in dist.iterdir()) == sorted([*built, "SHA256SUMS", "sbom.cdx.json"])
+    sums = dict(reversed(line.split()) for line in (dist / "SHA256SUMS").read_text().splitlines())
+    assert sums == {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in built}
+    listed = json.loads((dist / "sbom.cdx.json").read_text())
+    assert listed["bomFormat"] == "CycloneDX"
+    assert (listed["metadata"]["component"]["name"], listed["metadata"]["component"]["version"]) == (
+        "leasekit",
+        version,
+    )
+    lock = (ROOT / "requirements/run.txt").read_text(encoding="utf-8")
+    assert sorted(f"{one['name']}=={one['version']}" for one in listed["components"]) == sorted(
+        re.findall(r"^[\w.-]+==[\w.]+", lock, re.MULTILINE)
+    )
+    assert all(one["externalReferences"][0]["hashes"] for one in listed["components"])
+
+
+def test_two_builds_that_differ_are_no_release(tmp_path: Path) -> None:
+    build = tmp_path / "environment/bin/python"
+    build.parent.mkdir(parents=True)
+    build.write_text('#!/bin/sh\nmkdir -p "$5"; echo "$5" >"$5/leasekit-1.whl"\n')
+    build.chmod(0o755)
+    dist = tmp_path / "dist"
+    ran = release(dist, str(build.parents[1]))
+    assert ran.returncode != 0
+    assert "leasekit-1.whl: FAILED" in ran.stdout
+    assert not (dist / "sbom.cdx.json").exists()

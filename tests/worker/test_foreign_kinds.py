@@ -1,4 +1,4 @@
-"""A task is data: of a kind that nothing was declared for nothing runs, and nothing that a message names is imported."""
+"""A task is data: without a handler for its kind nothing runs, and nothing that a message names is imported."""
 
 import importlib
 import logging

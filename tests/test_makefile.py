@@ -102,8 +102,8 @@ def test_a_release_is_an_sdist_and_a_wheel_with_their_sums_and_the_list_of_their
     version = PROJECT["version"]
     built = [f"leasekit-{version}-py3-none-any.whl", f"leasekit-{version}.tar.gz"]
     assert sorted(path.name for path in dist.iterdir()) == sorted([*built, "SHA256SUMS", "sbom.cdx.json"])
-    sums = dict(reversed(line.split()) for line in (dist / "SHA256SUMS").read_text().splitlines())
-    assert sums == {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in built}
+    sums = [f"{hashlib.sha256((dist / name).read_bytes()).hexdigest()}  {name}" for name in built]
+    assert sorted((dist / "SHA256SUMS").read_text().splitlines()) == sorted(sums)
     listed = json.loads((dist / "sbom.cdx.json").read_text())
     assert listed["bomFormat"] == "CycloneDX"
     assert (listed["metadata"]["component"]["name"], listed["metadata"]["component"]["version"]) == (

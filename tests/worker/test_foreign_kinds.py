@@ -4,7 +4,7 @@ import importlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -48,7 +48,7 @@ def granting(kind: str) -> Fault:
     ("run", "kind"), [("async", "planted"), ("process", "planted.run"), *(("thread", kind) for kind in KINDS)]
 )
 def test_a_granted_task_of_a_kind_that_was_not_declared_is_given_back_and_nothing_is_imported(
-    run: str,
+    run: Literal["async", "thread", "process"],
     kind: str,
     faulty: Faulty,
     submitter: Submitter,

@@ -37,6 +37,7 @@ class Guarded:
     def dies_with_its_guard_and_is_reaped_here(self) -> None:
         """As where the worker, or its supervisor, waits for orphans."""
         self.guard.kill()
+        os.waitid(os.P_PID, self.guard.pid, os.WEXITED | os.WNOWAIT)  # until then it is the guard's child
         os.waitpid(self.executor, 0)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from leasekit._worker.process.guarded_process import GuardedProcess
 from tests.waiting import eventually
 
 now = BOOT_CLOCK.now
+ROOT = Path(__file__).parents[3]
 LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
 
 
@@ -165,7 +166,7 @@ def obstacle() -> str | None:
 def test_a_process_that_has_got_the_pid_of_a_dead_executor_lives_on(death: str) -> None:
     if (why := obstacle()) is not None:
         pytest.skip(why)
-    path = os.pathsep.join(sys.path)
+    path = os.pathsep.join([str(ROOT), *sys.path])
     code = f"from {__name__} import reuse; reuse({death!r})"
     command = [*NAMESPACE, sys.executable, "-c", code]
     ran = subprocess.run(

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -86,6 +87,8 @@ class Keeper:
         self._overloaded = False
         self._cancel_source = backend if isinstance(backend, CancelSource) else None
         self._hearing: set[asyncio.Task[None]] = set()  # of cancel requests, while leases are held
+        self._news: deque[HeldLease] = deque()  # leases whose news have not been read …
+        self._rung = False  # … and whether they are about to be
         self._escalation = Escalation(last_resort)
         self._idle_watch = IdleWatch()
         context = Context(backend, clock=clock, hooks=hooks, chance=chance, watchdog=watchdog)
@@ -156,6 +159,7 @@ class Keeper:
             # With too little trust left to rely on, the first heartbeat decides whether the task is begun.
             fresh = claimed.waited is not None and granted + heartbeats.slack - now >= heartbeats.cycle
             leases.append(self.get(task) or self._keep(task, heartbeats, granted, confirmed=fresh, started=started))
+        self._renewal.wake()
         if self._hooks.active and leases:
             tasks = [held.task for held in leases]
             ids = [task.id for task in tasks]
@@ -179,10 +183,14 @@ class Keeper:
         self._leases[task.id, task.token] = held
         if self._ledger is not None:
             held.enter(self._ledger)
-        self.start_renewing(held)
+        self._add(held)
         return held
 
     def start_renewing(self, held: HeldLease) -> None:
+        self._add(held)
+        self._renewal.wake()
+
+    def _add(self, held: HeldLease) -> None:
         self._renewal.add(held)
         self._check_capacity()
         if self._cancel_source is not None and not self._hearing:
@@ -217,7 +225,15 @@ class Keeper:
 
     def _hear_news(self, held: HeldLease) -> None:
         """Have the news of a lease read in the keeper's loop. Any thread."""
-        self.call_soon(self._take_news, held)
+        self._news.append(held)
+        if not self._rung:  # one call for all that come until it is made: each wakes the loop
+            self._rung = True
+            self.call_soon(self._read_news)
+
+    def _read_news(self) -> None:
+        self._rung = False  # first: whoever appends from here on rings again
+        while self._news:
+            self._take_news(self._news.popleft())
 
     def _take_news(self, held: HeldLease) -> None:
         """Note for the supervisor that the handler has begun or progressed, and have the service hear of it soon."""
@@ -353,6 +369,7 @@ class Keeper:
 
     def _once(self, now: float) -> float:
         """Do what is due at `now`; return the instant at which the next work is due."""
+        self._read_news()  # of a thread that was interrupted before it could have them read
         renew_at = self._renewal.step(now)
         for held in self._idle_watch.step(now):  # a hung task must not heartbeat for ever
             self._renewal.remove(held)

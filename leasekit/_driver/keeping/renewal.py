@@ -57,7 +57,7 @@ class Renewal:
         self._limited_from = math.inf  # … which is not the case before
 
     def add(self, held: HeldLease, *, renewed: bool = False) -> None:
-        """Renew a lease from now on. `renewed`: it was renewed just now, by another cycle."""
+        """Renew a lease from now on; `wake` follows. `renewed`: it was renewed just now, by another cycle."""
         term = held.term
         ttl = term.heartbeats.ttl
         cycle = self._cycles.get(ttl)
@@ -66,7 +66,10 @@ class Renewal:
                 term.heartbeats, now=self._context.clock.now(), random=self._context.chance.random, early=self._early
             )
         cycle.add(term, self._context.clock.now(), renewed=renewed)
-        if cycle.wake_at < self._context.wakes_at:
+
+    def wake(self) -> None:
+        """Have the keeper take its turn if something is due before it would. Once for many leases: it looks at all."""
+        if any(cycle.wake_at < self._context.wakes_at for cycle in self._cycles.values()):
             self._context.wake.set()
 
     def remove(self, held: HeldLease) -> None:
@@ -79,7 +82,8 @@ class Renewal:
     def hasten(self, held: HeldLease) -> None:
         """Have the next heartbeat of a lease leave soon, because it brings news."""
         self._cycles[held.term.heartbeats.ttl].hasten(held.term, self._context.clock.now())
-        self._context.wake.set()
+        if self._early.not_before < self._context.wakes_at:
+            self._context.wake.set()
 
     def step(self, now: float) -> float:
         """Start the calls that are due at `now`, and report lost leases; return when the next work is due."""

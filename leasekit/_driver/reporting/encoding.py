@@ -59,7 +59,7 @@ def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw
 
 def loses_number(value: Any, data: bytes) -> bool:
     """Return whether `value` holds NaN or an infinity, for which its JSON, `data`, has null."""
-    if b"null" not in data:
+    if value is None or b"null" not in data:
         return False
     try:
         json.dumps(msgspec.to_builtins(value, str_keys=True, enc_hook=lambda _: None), allow_nan=False)

@@ -213,7 +213,7 @@ class Leases(Middleware):
     def after_declare_actor(self, broker: Broker, actor: Actor[Any, Any] | str) -> None:
         """Let no async actor return before its coroutine has ended: its lease would be released."""
         if isinstance(actor, str):  # older versions pass its name, if it was declared before
-            actor = broker.get_actor(actor)
+            actor = cast("Actor[Any, Any]", cast("Any", broker).get_actor(actor))
         actor.fn = waits_for_its_end(actor.fn)
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:

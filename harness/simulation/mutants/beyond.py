@@ -15,7 +15,7 @@ tests/worker/process/test_guarded.py::test_an_executor_whose_guard_does_not_answ
 
 group-not-killed: The children of an executor are not killed with it.
 _worker.process.guarded_process:GuardedProcess.kill
-- os.killpg(...)
+- _kill_group(...)
 + pass
 tests/worker/process/test_guarded_process.py::\
 test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped

@@ -781,6 +781,27 @@ async def test_bodies_that_report_all_the_time_cost_one_call_a_second(
     assert not any(held.lost for held in leases)
 
 
+async def test_bodies_that_report_together_wake_the_loop_once_and_an_interrupted_call_delays_nobody_for_long(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start(Heartbeats(rate=50))
+    leases = await take(rig, faulty, 10)
+    await let_pass(clock, 5)
+    calls: list[Callable[[], object]] = []
+    rig.keeper.call_soon = calls.append
+    for held in leases:
+        held.report(1)
+    assert len(calls) == 1
+    calls.pop()()
+    for held in leases:
+        held.report(2)
+    assert len(calls) == 1  # and this one is never made: a signal handler has raised at that moment
+    rig.keeper.watch(leases[0])  # whatever next has the keeper take its turn
+    await let_pass(clock, 3)
+    infos = [await faulty.get(held.task.id) for held in leases]
+    assert [info.progress for info in infos if info is not None] == [2] * 10
+
+
 async def test_a_service_that_keeps_no_progress_has_no_early_beats(clock: FakeClock, service: MemoryService) -> None:
     class Forgetful(MemoryBackend):
         capabilities = Capabilities(progress=False)

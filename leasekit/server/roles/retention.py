@@ -20,7 +20,7 @@ PURGE_BATCH = 200
 FORGET_BATCH = 500
 """Answers of claims that are dropped in one transaction, at most."""
 
-_CLAIM_MEMORY = 86_400.0  # seconds; a holder that repeats a claim later can no longer trust its leases
+_CLAIM_MEMORY = 1_200.0  # seconds; TCP gives up after a quarter of an hour: a request that is later is no copy
 _FIRST = "0/0"
 _CURSOR = re.compile(r"\d{1,12}(\.\d{1,20})?/\d{1,18}", re.ASCII)
 

@@ -287,7 +287,10 @@ class DatabaseClock(Clock):
         if last is None:
             return 0.0, True
         if last.boot_id == self._boot_id:
-            step = instant - (last.instant + max(reading.after - last.boot, 0.0))
+            # A late answer proves no step: taken for one, it would end leases early by as much.
+            least, most = (max(boot - last.boot, 0.0) for boot in (reading.before, reading.after))
+            passed = instant - last.instant
+            step = passed - min(max(passed, least), most)
             step = step if abs(step) > _NOISE else 0.0
             return step, instant - step - others_seen > _OUTAGE
         is_alone = instant - others_seen > _OUTAGE

@@ -130,6 +130,15 @@ def test_a_node_that_joins_has_the_time_of_the_others_whatever_its_own_clock_sho
     assert joining.error() == pytest.approx(0.0, abs=1.01)
 
 
+@pytest.mark.parametrize("late", [0.2, 4.0])
+def test_a_node_whose_first_answer_is_late_ends_no_leases_early(late: float) -> None:
+    world, (beside, other) = started()
+    world.now += 1
+    beside.begin()
+    assert Node(world, 7, machine="machine-0").error(back=late) < 0.01
+    assert other.error() < 0.01
+
+
 def test_a_node_that_joins_others_restarts_no_leases() -> None:
     world, nodes = started()
     world.now += 5
@@ -171,7 +180,8 @@ def test_leases_end_by_true_time_whatever_the_clocks_do(seed: int) -> None:
     dice = Random(seed)
     world = World()
     nodes = [Node(world, number, rate=1 + dice.uniform(-DRIFT, DRIFT) / 2) for number in range(3)]
-    for node in nodes:
+    neighbour = Node(world, 999, machine="shared")
+    for node in (*nodes, neighbour):
         node.begin()
     began_at, behind = world.now, 0.0
     for turn in range(600):
@@ -183,6 +193,10 @@ def test_leases_end_by_true_time_whatever_the_clocks_do(seed: int) -> None:
         if dice.random() < 0.02:
             nodes[turn % 3] = Node(world, turn, rate=1 + dice.uniform(-DRIFT, DRIFT) / 2)
             behind += 5  # a node that joins may take a late sign of the others for a step
+        if dice.random() < 0.02:
+            neighbour.begin()  # its sign is the latest, if it is a second after its last one
+            joining = Node(world, 1000 + turn, machine="shared")
+            assert joining.error(back=dice.uniform(0, 4)) < 2 + DRIFT * (world.now - began_at), f"seed {seed}"
         there, back = (dice.uniform(0, dice.choice([0.001, 0.05, 1.0])) for _ in range(2))
         error = dice.choice(nodes).error(there=there, back=back)
         drifted = DRIFT * (world.now - began_at)

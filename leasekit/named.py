@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -185,7 +184,7 @@ class _Name:
     def _task_if_lost(self) -> NewTask:
         """Return the task of a name that the service may have lost: not due before the trust of its holder ends."""
         ttl = self._new.heartbeat_timeout
-        return _task(self._new.kind, ttl, at=datetime.now(UTC) + timedelta(seconds=ttl))
+        return _task(self._new.kind, ttl, delay=ttl)  # by the service's clock: that of this client may be wrong
 
 
 def _source(connection: Connection) -> NameSource | None:
@@ -193,9 +192,9 @@ def _source(connection: Connection) -> NameSource | None:
     return None if connection.hooks.tracer is not None else connection.name_source
 
 
-def _task(kind: str, ttl: float, *, at: datetime | None = None) -> NewTask:
+def _task(kind: str, ttl: float, *, delay: float | None = None) -> NewTask:
     return NewTask(
-        kind=kind, id=kind, at=at, max_attempts=None, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl
+        kind=kind, id=kind, delay=delay, max_attempts=None, max_crashes=_MANY, claim_timeout=ttl, heartbeat_timeout=ttl
     )
 
 

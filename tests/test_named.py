@@ -398,9 +398,13 @@ def test_whoever_waits_for_ever_hears_that_a_once_was_cancelled() -> None:
 
 
 @pytest.mark.usefixtures("short_polls")
-def test_a_name_that_the_service_has_lost_is_granted_to_who_waits_once_its_ttl_is_over() -> None:
-    """A failover to a replica that has not heard of it, say: its holder may believe in its lease till then."""
-    before, after = MemoryService(), MemoryService()
+@pytest.mark.parametrize("ahead", [0, 3600, -3600])
+def test_a_name_that_the_service_has_lost_is_granted_to_who_waits_once_its_ttl_is_over(ahead: int) -> None:
+    """A failover to a replica that has not heard of it, say: its holder may believe in its lease till then.
+
+    The service's clock is `ahead` of that of the client, which must not matter.
+    """
+    before, after = MemoryService(), MemoryService(now=lambda: time.time() + ahead)
     backend = MemoryBackend(before, worker="b")
     faulty = Faulty(backend)
     with Client(MemoryBackend(before, worker="a")) as holder, Client(faulty) as waiting:

@@ -15,7 +15,7 @@ _FORM = "the URL of a server must be http://host:port or https://host:port; of s
 def addresses(url: str) -> list[str]:
     """Return each address in a URL as a URL: `http://a:1,b:2/p` has two. Raises `ConfigError`, without the URL."""
     parts = _PARTS.fullmatch(url)
-    if parts is None:
+    if parts is None or "://" in url.partition("://")[2]:  # of several addresses, only the first has a scheme
         raise ConfigError(_FORM)
     authority = parts["authority"]
     if "@" in authority:

@@ -48,3 +48,12 @@ def test_what_a_url_leaves_out_is_of_the_environment_and_the_files_of_libpq(
     with closing(store._connect()) as connection:
         assert (connection.info.user, connection.info.password) == ("ada", "secret")
         assert (connection.info.host, connection.info.dbname) == (folder, "postgres")
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_an_encoding_in_the_url_changes_no_texts(postgres: PostgresServer, encoding: str) -> None:
+    url = postgres.url("postgres")
+    store = open_store(f"{url}{'&' if '?' in url else '?'}client_encoding={encoding}")
+    assert isinstance(store, PostgresStore)
+    with closing(store._connect()) as connection:
+        assert connection.execute("SELECT '漢'::text").fetchone() == ("漢",)

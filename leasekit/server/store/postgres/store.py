@@ -35,8 +35,8 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "target_session_attrs": "read-write",  # of several hosts, the primary
     "application_name": "leasekit",
-    "client_encoding": "UTF8",
 }
+_FIXED = {"client_encoding": "UTF8"}  # with another, texts would be read as bytes, or could not be written
 # All settings are of the transaction, because a pooler may give each transaction another session.
 # Each statement finds its rows by an index. A plan that was made while the tables were small, or that trusts old
 # statistics, would scan them. So the plan for any values serves as well as one for these, and is made once.
@@ -104,7 +104,7 @@ class PostgresStore(SharedStore):
             given: dict[str, Any] = conninfo.conninfo_to_dict(dsn)
         except psycopg.Error as error:
             raise ConfigError(f"the URL of the database cannot be read: {str(error).strip()}") from None
-        self._options = {**_DEFAULTS, **given}
+        self._options = {**_DEFAULTS, **given, **_FIXED}
         self._prepare = prepare
         self.wall = None
         self.boot = boottime

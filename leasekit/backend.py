@@ -75,7 +75,8 @@ class Capabilities:
     """The service hands a task out again after a retry, release, crash or expiry; False: another system must do it."""
     unique_ids: bool = True
     """The service keeps one task for each id, and for each live dedupe key; named leases depend on that. A worker joins
-    a second delivery of a task to its run; False: it runs each delivery."""
+    a second delivery of a task to its run; False: it runs each delivery, and one call may hold several tasks of an
+    id, which the adapter tells apart by their tokens."""
     dependencies: bool = False
     """A task may be scheduled `after` others, in any order; False: such a task is refused."""
 

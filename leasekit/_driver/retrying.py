@@ -36,14 +36,15 @@ async def call_once(call: Callable[[], Awaitable[T]], *, within: float) -> T:
 
 
 async def call_by_task(
-    call: Callable[[Sequence[Item]], Awaitable[list[Verdict]]], items: Sequence[Item]
+    call: Callable[[Sequence[Item]], Awaitable[list[Verdict]]], items: Sequence[Item], *, unique_ids: bool = True
 ) -> list[Verdict]:
     """Return the verdicts on items of one batch; two leases of one task go in two calls.
 
     A verdict names its task alone: in an answer whose order a service or proxy has changed, the verdict on a lost lease
-    could be taken for that on its successor, if both are held in this process.
+    could be taken for that on its successor, if both are held in this process. Where a service may hold many tasks of
+    one id (not `unique_ids`), its adapter knows them by their tokens, and a call for each would outlast the leases.
     """
-    if len({item.id for item in items}) == len(items):  # nearly always
+    if not unique_ids or len({item.id for item in items}) == len(items):  # nearly always
         return await call(items)
     rounds: dict[int, list[int]] = {}
     seen = Counter[str]()

@@ -76,6 +76,19 @@ async def test_verdicts_on_two_leases_of_one_task_cannot_be_mistaken() -> None:
 
 
 @pytest.mark.anyio
+async def test_tasks_that_share_an_id_go_in_one_call_where_ids_do_not_name_tasks() -> None:
+    """A hundred calls, one after the other, would take longer than the leases last."""
+    calls: list[list[str]] = []
+
+    async def call(beats: Sequence[Beat]) -> list[Verdict]:
+        calls.append([beat.token for beat in beats])
+        return [Verdict(id=beat.id, verdict="renewed") for beat in beats]
+
+    await call_by_task(call, BEATS, unique_ids=False)
+    assert calls == [[beat.token for beat in BEATS]]
+
+
+@pytest.mark.anyio
 async def test_a_refused_item_is_named_by_its_place_among_all() -> None:
     async def call(beats: Sequence[Beat]) -> list[Verdict]:
         if beats[0].token == "new":

@@ -128,7 +128,8 @@ class Renewal:
         if self._context.hooks.active:
             self._context.hooks(events.Sent(at=asked_at, task_ids=[beat.id for beat in beats], late=send.late))
         try:
-            sending = partial(call_by_task, self._checked_verdicts, beats)
+            unique_ids = self._context.backend.capabilities.unique_ids
+            sending = partial(call_by_task, self._checked_verdicts, beats, unique_ids=unique_ids)
             verdicts = await self._context.reachability.call("beat", sending, within=cycle.heartbeats.call_timeout)
         except BackendError as error:
             failure = _verdict_of_failure(error)

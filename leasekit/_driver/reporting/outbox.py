@@ -197,7 +197,9 @@ class Outbox:
         if not batch:
             return
         try:
-            sending = partial(call_by_task, self._settle_once, [report.settlement for report in batch])
+            settlements = [report.settlement for report in batch]
+            unique_ids = self._context.backend.capabilities.unique_ids
+            sending = partial(call_by_task, self._settle_once, settlements, unique_ids=unique_ids)
             verdicts = await self._context.reachability.call("settle", sending, within=self._call_timeout)
         except Refused as refused:
             await self._report_halves(batch, refused)

@@ -122,8 +122,12 @@ class Controller:
         return len(self._works)
 
     def report_on_exit(self) -> int:
-        """Have the supervisor release the tasks whose handlers run when the process ends; return their number."""
-        for work in self._works.values():
+        """Have the supervisor release the tasks whose handlers run when the process ends; return their number.
+
+        Where stale writes are obeyed, the supervisor goes by the leases: only those that the kernel's timer guards.
+        """
+        refuses_stale = self._connection.backend.capabilities.refuses_stale
+        for work in self._works.values() if refuses_stale else ():
             task, progress = work.held.task, work.held.progress
             work.held.report_on_exit(Settlement(id=task.id, token=task.token, outcome="release", progress=progress))
         return len(self._works)

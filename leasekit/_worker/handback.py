@@ -76,8 +76,9 @@ async def _report_all(connection: Connection, holder: Holder, past: Past, why: s
         # Only the kernel's timer proves that these leases have not expired: none that it guards ends before it fires.
         # After that the process may have been dead for long: this supervisor may have been stopped meanwhile.
         is_guarded = holder.guarded and past.armed_at is not None and BOOT_CLOCK.now() < past.armed_at
-        guarded = [lease for lease in past.leases if is_guarded and lease.begun and not lease.elsewhere]
-        back = list(_crashes_and_releases(guarded, why))
+        ran = [lease for lease in past.leases if is_guarded and (lease.begun or lease.released) and not lease.elsewhere]
+        # As crashes, though no handler may be to blame: a release is only for the process that held the lease.
+        back = list(_crashes_and_releases([lease._replace(begun=True) for lease in ran], why))
     back = _put_unreported(back, outbox, done)
     if connection.backend.capabilities.remembers_claims:
         back += _put_unreported(await _end_claims(connection.backend, past), outbox, done)

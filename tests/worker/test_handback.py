@@ -37,9 +37,11 @@ class Dead:
         connection = self.client.__connection__()
         return connection.run(connection.backend.claim(["k"], limit=1, wait=0, claim_id=claim_id)).tasks
 
-    def hand_back(self, *, begun: bool, elsewhere: bool = False, timer_in: float | None = 30.0) -> str:
+    def hand_back(
+        self, *, begun: bool, elsewhere: bool = False, released: bool = False, timer_in: float | None = 30.0
+    ) -> str:
         """The task's status after that. The kernel's timer would have killed the worker `timer_in` seconds from now."""
-        left = Left(self.task.id, self.task.token, begun=begun, elsewhere=elsewhere)
+        left = Left(self.task.id, self.task.token, begun=begun, elsewhere=elsewhere, released=released)
         armed_at = None if timer_in is None else BOOT_CLOCK.now() + timer_in
         past = Past(Holder(worker="dead", url="memory://", guarded=True), [left], [], [], armed_at)
         handback.hand_back(past, "killed", waiting=waiting)
@@ -83,6 +85,11 @@ def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
     """A body in an executor does not: its worker may have been stopped for long after the end of that lease."""
     dead.refuses_stale = False
     assert dead.hand_back(begun=begun, elsewhere=elsewhere) == status
+
+
+def test_a_service_that_takes_what_is_stale_hears_of_a_body_that_a_signal_has_ended(dead: Dead) -> None:
+    dead.refuses_stale = False
+    assert dead.hand_back(begun=False, released=True) == Status.ENQUEUED
 
 
 @pytest.mark.parametrize("timer_in", [-0.001, None])

@@ -43,7 +43,7 @@ _ENTRIES = 16 * 1024  # where entries begin: before, there is room for the heade
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of the data after it
 _LEAST_ROOM = 6
 _NOWHERE = 0  # an entry for which there is no room
-_FREE, _HELD, _BEGUN, _SETTLEMENT, _BEGUN_ELSEWHERE, _CLAIM, _PROGRESS = range(7)
+_FREE, _HELD, _BEGUN, _SETTLEMENT, _BEGUN_ELSEWHERE, _CLAIM, _PROGRESS, _RELEASED = range(8)
 _MOST_FOR_PROGRESS = 64 * 1024 * 1024  # bytes of a ledger: above, only heartbeats carry progress
 
 
@@ -67,6 +67,7 @@ class Left(NamedTuple):
     token: str
     begun: bool
     elsewhere: bool = False  # its handler ran in another process: this process may have lived on after the lease
+    released: bool = False  # its handler ran in this process, and is not to blame for its end
     progress: Any = UNSET  # the latest that was noted, if the service may not have it …
     progress_seq: int | None = None  # … and its number: a heartbeat may have brought later progress
 
@@ -129,7 +130,8 @@ class SharedMemory:
                     progress[task_id, token] = number, msgspec.Raw(bytes(raw))
             else:
                 elsewhere, begun = state == _BEGUN_ELSEWHERE, state in (_BEGUN, _BEGUN_ELSEWHERE)
-                leases.append(Left(task_id, rest.decode(), begun=begun, elsewhere=elsewhere))
+                released = state == _RELEASED
+                leases.append(Left(task_id, rest.decode(), begun=begun, elsewhere=elsewhere, released=released))
         for place, left in enumerate(leases):
             seq, latest = progress.get((left.task_id, left.token), (None, UNSET))
             leases[place] = left._replace(progress=latest, progress_seq=seq)
@@ -244,7 +246,9 @@ class Ledger:
         """Note that the process is ended from outside: no handler is to blame, all tasks are released. Any thread."""
         at = _ENTRIES
         while at < self._end and (room := self._memory[at + 1]) >= _LEAST_ROOM:  # a fresh entry may not be filled yet
-            if self._memory[at] in (_BEGUN, _BEGUN_ELSEWHERE):
+            if self._memory[at] == _BEGUN:
+                self._memory[at] = _RELEASED
+            elif self._memory[at] == _BEGUN_ELSEWHERE:
                 self._memory[at] = _HELD
             at += 1 << room
 

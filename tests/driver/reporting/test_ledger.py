@@ -118,7 +118,11 @@ def test_bodies_that_are_forgiven_are_as_if_they_had_never_begun(memory: SharedM
     for n in range(3):
         ledger.begins(ledger.add(f"{n}", "t"))
     ledger.mark_released()
-    assert [left.begun for left in memory.read().leases] == [False] * 3
+    ledger.add("3", "t")
+    ledger.mark_released()
+    leases = memory.read().leases
+    assert [left.begun for left in leases] == [False] * 4
+    assert [left.released for left in leases] == [True] * 3 + [False]
 
 
 def test_a_last_word_takes_the_place_of_the_lease(memory: SharedMemory, ledger: Ledger) -> None:

@@ -110,6 +110,7 @@ def sent_on(message: Mapping[str, Any], task_id: str, error: Any) -> dict[str, A
     kept = {
         name: {key: value for key, value in _mapping(held).items() if key in ("DataType", "StringValue", "BinaryValue")}
         for name, held in _mapping(message.get("MessageAttributes")).items()
+        if name != _ERROR  # of an earlier failure, after which the message was redriven
     }
     entry: dict[str, Any] = {"MessageBody": message.get("Body"), "MessageAttributes": kept}
     if isinstance(trace := _mapping(message.get("Attributes")).get(_AWS_TRACE), str):

@@ -171,6 +171,22 @@ async def test_a_fatal_failure_goes_to_the_dead_letters_with_all_that_it_had(con
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("error", "said"), [({"type": "OSError", "message": "full"}, "OSError: full"), (None, None)])
+async def test_a_message_that_was_redriven_names_its_latest_failure(
+    connected: Connect, aws: Fake, error: dict[str, str] | None, said: str | None
+) -> None:
+    backend = connected()
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    earlier = {"DataType": "String", "StringValue": "ValueError: of its first life"}
+    aws.put("q", "work", attributes={"leasekit.error": earlier, "tenant": earlier})
+    (task,) = (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).tasks
+    assert (await ended(backend, task, "fatal", error=error)).verdict == "settled"
+    copy = message(aws, "dead").attributes
+    assert copy["tenant"] == earlier
+    assert copy.get("leasekit.error", {}).get("StringValue") == said
+
+
 @pytest.mark.parametrize("dead", ["dead", "dead.fifo"])
 async def test_a_dead_letter_keeps_the_group_and_the_trace_header_of_a_foreign_message(
     connected: Connect, aws: Fake, dead: str

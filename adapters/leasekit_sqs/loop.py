@@ -7,6 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from msgspec import structs
+
 import leasekit
 from leasekit import ConfigError, Exponential, FixedDelays, Heartbeats, Lease, Polynomial, RetryPolicy, Task
 from leasekit.config import DRIFT, check_number
@@ -105,8 +107,8 @@ def task(
     receipt.hidden(arrival.asked_at, visibility_timeout)
     receipt.has_all_attributes = arrival.is_known
     receipt.has_queues_timeout = None if is_unseen else arrival.is_known and arrival.timeout is None
-    backend.receipts.adopt(receipt, settles=settle)
-    return keeper.adopt(leased)
+    known = backend.receipts.adopt(receipt, settles=settle)
+    return keeper.adopt(structs.replace(leased, id=known.id))
 
 
 def watch(client: Any) -> None:

@@ -149,13 +149,14 @@ class Receipts:
                 if known.until < long_ago and known.outcome is None:
                     self._all.pop(handle, None)
 
-    def adopt(self, receipt: Receipt, *, settles: bool) -> None:
-        """Add the receipt of a message from a user's own loop, where it may be leased again. Any thread may call this.
+    def adopt(self, receipt: Receipt, *, settles: bool) -> Receipt:
+        """Add the receipt of a message from a user's own loop, or return the known one. Any thread may call this.
 
         The time of a known receipt goes on, and a message that was deleted or given back stays settled: another
-        receiver may have it by now. What a block without settlement has kept may be kept by another block.
+        receiver may have it by now. What a block without settlement has kept may be kept by another block. The handle
+        alone decides: a message that is passed again without its attributes has another id.
         """
-        known = self.find(receipt.id, receipt.handle)
+        known = self.get(receipt.handle)
         if known is None:
             self.add(receipt)
             known = receipt
@@ -165,6 +166,7 @@ class Receipts:
             known.has_all_attributes = receipt.has_all_attributes
         if known.outcome is None:
             known.settles = settles
+        return known
 
     def get(self, token: str) -> Receipt | None:
         return self._all.get(token)

@@ -569,6 +569,23 @@ def test_a_message_that_a_block_has_given_back_is_not_begun_again(
         pytest.fail("another receiver may have it")
 
 
+def test_a_message_that_a_block_has_given_back_is_not_begun_again_under_another_id(
+    sqs: SQSClient, queue_url: str, send: Send, receive: Receive
+) -> None:
+    """Its first lease knows its attributes from the receive; the second knows only what it is passed."""
+    leasekit_sqs.watch(sqs)
+    send(MessageAttributes={"leasekit.id": {"DataType": "String", "StringValue": "nightly"}})
+    message = {name: value for name, value in receive().items() if name != "MessageAttributes"}
+    with leasekit_sqs.lease(message, queue_url=queue_url, client=sqs) as held:
+        assert held.task.id == "nightly"
+        held.release()
+    with (
+        pytest.raises(LeaseLost, match="settled"),
+        leasekit_sqs.lease(message, queue_url=queue_url, client=sqs),
+    ):
+        pytest.fail("another receiver may have it")
+
+
 def test_a_message_that_is_leased_again_has_no_more_time_than_before(
     sqs: SQSClient, queue_url: str, send: Send, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,6 +147,17 @@ class Settling(ContractBase):
         assert [verdict.verdict for verdict in beats] == ["gone", "renewed", "gone"]
         assert [verdict.verdict for verdict in ends] == ["gone", "settled", "gone"]
 
+    async def test_tasks_that_share_an_id_are_told_apart_by_their_tokens(self, backend: Backend, kind: str) -> None:
+        """Where ids do not name tasks, one call may hold several tasks of an id."""
+        if backend.capabilities.unique_ids:
+            return
+        task = await self.held(backend, kind)
+        tokens = ["of no claim", task.token]
+        beats = await backend.beat([Beat(id=task.id, token=token) for token in tokens])
+        ends = await backend.settle([Settlement(id=task.id, token=token, outcome="success") for token in tokens])
+        assert [verdict.verdict for verdict in beats] == ["gone", "renewed"]
+        assert [verdict.verdict for verdict in ends] == ["gone", "settled"]
+
     async def test_a_beat_and_a_result_of_an_unknown_task_are_gone(self, backend: Backend, kind: str) -> None:
         task = await self.held(backend, kind)
         await self.settle(backend, task)

@@ -23,6 +23,7 @@ import struct
 import threading
 import time
 from contextlib import suppress
+from enum import IntEnum
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from celery import states
 from celery.exceptions import Ignore, Reject, TaskPredicate, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
+from kombu.utils import encoding
 
 import leasekit
 from leasekit import Client, Lease, LeasekitError, Task
@@ -47,9 +49,9 @@ logger = logging.getLogger("leasekit.celery")
 
 _MANY = 1024  # pool processes that have a note
 _SIZE = 1024  # bytes of a note
-_HEAD = struct.Struct("=dH?")  # when the lease is lost; the length of the rest; whether the run has ended
+_HEAD = struct.Struct("=dHB")  # when the lease is lost; the length of the rest; how far the run is (`Stage`)
 _MOMENT = struct.Struct("=d")
-_AT_END = struct.calcsize("=dH")
+_AT_STAGE = struct.calcsize("=dH")
 _TOLD = 0.0  # this moment: the lease was lost, and the pool process has said why
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the kernel's timer counts by it
 REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
@@ -57,7 +59,25 @@ DISMISSED = "its task has rejected it before"  # the reason of a `Reject`: of an
 PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
 _BY_SIGNAL = range(-255, -191)  # exit codes of pool processes: 256 less than the signal's number
 _IGNORED = signal.SIGTERM if REMAP_SIGTERM else None  # by pool processes
+safe_repr: Any = encoding.safe_repr  # the repr of an exception may raise
 _PATIENCE = 2.0  # seconds for which the main process waits for an answer, in which it does nothing else
+
+
+class Stage(IntEnum):
+    """How far the run of a pool process is."""
+
+    BEGUN = 0
+    ENDED = 1
+    """Celery has done all that follows, and only the lease is still to be settled."""
+    FOLLOWED = 2
+    """The run has sent a retry, or its replacement: the task goes on, whatever becomes of this run."""
+    REPLACED = 3
+    """The same, and what follows may have the number of a run that has ended."""
+
+    @property
+    def has_successor(self) -> bool:
+        """Whether another message of the task was sent, which needs the lease."""
+        return self in (Stage.FOLLOWED, Stage.REPLACED)
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -89,15 +109,24 @@ class Notes:
             self._held = held
 
     def clear(self) -> None:
-        """Remove the note of this pool process: its lease has ended."""
+        """Remove the note of this pool process."""
         self._held = None
         if (at := self._own()) is not None:
             _HEAD.pack_into(self._memory, at, _TOLD, 0, 0)
 
-    def note_end(self) -> None:
-        """Note that the run has ended: Celery has done all that follows, and only the lease is still to be settled."""
+    def leave(self) -> None:
+        """Remove the note of this pool process: its lease has ended. That it has a successor stays known."""
+        at = self._own()
+        if self._held is None or at is None or not Stage(self._memory[at + _AT_STAGE]).has_successor:
+            self.clear()
+        else:
+            self._held = None
+            _MOMENT.pack_into(self._memory, at, math.inf)
+
+    def note_stage(self, stage: Stage) -> None:
+        """Note how far the run of this pool process is."""
         if self._held is not None and (at := self._own()) is not None:
-            self._memory[at + _AT_END] = True
+            self._memory[at + _AT_STAGE] = stage
 
     def hear(self, event: Event) -> None:
         """Note when the lease of this pool process is lost: a hook of its client."""
@@ -109,14 +138,14 @@ class Notes:
         elif isinstance(event, Lost) and event.token == held.task.token:
             _MOMENT.pack_into(self._memory, at, _TOLD)
 
-    def find(self, pid: int | None, task_id: str) -> tuple[_Note, float, bool] | None:
-        """Return what a pool process has noted of this task's lease, when that is lost, and if the run has ended."""
+    def find(self, pid: int | None, task_id: str) -> tuple[_Note, float, Stage] | None:
+        """Return what a pool process has noted of this task's lease, when that is lost, and how far the run is."""
         for at in range(0, _MANY * _SIZE, _SIZE):
-            lost_at, length, has_ended = _HEAD.unpack_from(self._memory, at)
+            lost_at, length, stage = _HEAD.unpack_from(self._memory, at)
             if length:
                 note = msgspec.json.decode(self._memory[at + _HEAD.size : at + _HEAD.size + length], type=_Note)
                 if (note.pid, note.task_id) == (pid, task_id):
-                    return note, lost_at, has_ended
+                    return note, lost_at, Stage(stage)
         return None
 
     def _own(self) -> int | None:
@@ -162,11 +191,12 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     """
 
     _note: _Note | None = None  # of the pool process whose end Celery deals with just now
-    _has_given_back = False  # that pool process: SIGTERM has ended it, and its lease with it
+    # That pool process: SIGTERM has ended it, and its lease with it, or its task has failed with no `Exception`.
+    _has_given_back = False
     _has_ended = False  # the run whose time limit is over: its result is stored, what follows is sent
     _is_acknowledged = False  # the message; one that is rejected is not
     _stores_failure = False  # Celery acknowledges a failure before it stores it: the lease is settled after that
-    _is_retried = False  # Celery sends a retry of the killed run
+    _stage = Stage.BEGUN  # of the killed run
     _ended_by = ""  # what has ended that pool process
 
     @property
@@ -205,10 +235,10 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             state.task_ready(self)
             return self.reject(requeue=False)
         if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
-            self._note, lost_at, has_ended = self._find_note() or (None, math.inf, False)
+            self._note, lost_at, self._stage = self._find_note() or (None, math.inf, Stage.BEGUN)
             error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
-            self._ended_by = repr(error)
-            if isinstance(error, TimeLimitExceeded) and has_ended:
+            self._ended_by = safe_repr(error)
+            if isinstance(error, TimeLimitExceeded) and self._stage is Stage.ENDED:
                 what = "has ended, and its time limit was over before its lease was settled: it may run again"
                 logger.warning("task %s %s", self.id, what)
                 self._has_ended = True
@@ -224,7 +254,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
                 self._note = None  # the lease is no longer this worker's
                 if self.task.acks_late:
                     exc_info = _as_raised(Reject("its lease was lost", requeue=True))
-            elif isinstance(error, WorkerLostError):
+            elif isinstance(error, WorkerLostError) or not isinstance(error, Exception):
                 self._has_given_back = self._note is None and self._is_leased
         self._stores_failure, is_stored = True, False
         try:
@@ -264,7 +294,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         can_come_again = notes is not None and self._is_leased and self.task.acks_late
         return can_come_again and (bool(state.should_terminate) or self._find_note() is None)
 
-    def _find_note(self) -> tuple[_Note, float, bool] | None:
+    def _find_note(self) -> tuple[_Note, float, Stage] | None:
         assert notes is not None  # noqa: S101 - callers look
         return notes.find(self.worker_pid or 0, kind_of(lease_name(self.id), "once:"))
 
@@ -297,16 +327,18 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
     def _is_over(self, *, is_stored: bool = True) -> bool:
         """Return whether the task has ended with this run. Without `acks_late` its message never comes again."""
-        if self._is_retried or not self.task.acks_late:
-            return not self._is_retried
+        if self._stage.has_successor or not self.task.acks_late:
+            return not self._stage.has_successor
         # A shutdown puts all messages back.
         return self._is_acknowledged and is_stored and not state.should_terminate
 
     def _retry_worker_lost(self, *args: Any) -> Any:
         """Retry a killed run (`retry_on_worker_lost`): Celery sends the retry, and acknowledges this message."""
-        self._is_retried = True
-        self._is_retried = super()._retry_worker_lost(*args)
-        return self._is_retried
+        before, self._stage = self._stage, Stage.FOLLOWED
+        is_retried = bool(super()._retry_worker_lost(*args))
+        if not is_retried:
+            self._stage = before
+        return is_retried
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 - Celery's signature
         """Reject the message; the lease of a killed run is released before, because the message comes at once."""
@@ -318,32 +350,32 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         if self._note is not None:
             if failed or self._is_dead:
                 self._report(failed=failed)
-        elif self._has_given_back and (failed or self._is_retried):
+        elif self._has_given_back and (failed or self._stage.has_successor):
             self._has_given_back = False
             self._report(failed=failed)
 
     def _report(self, *, failed: bool) -> None:
         note, self._note = self._note, None
         # Without waiting the main process would kill a run first that then releases the lease itself.
-        ended = (str(self.task.name), attempt_number(self._context)) if self._is_retried else None
         why = "it was revoked" if self._already_revoked else self._ended_by
         leases = self.task.app.Task.leases
-        has_crashed = note is not None and not (failed or ended or state.should_terminate)
+        has_crashed = note is not None and not (failed or self._stage.has_successor or state.should_terminate)
         report: tuple[Any, ...] = (_report_crash, leases, note, why)
         if not has_crashed:
-            report = (_report, leases, lease_name(self.id), note, why if failed else None, ended)
+            run = str(self.task.name), attempt_number(self._context), self._stage
+            report = (_report, leases, lease_name(self.id), note, why if failed else None, run)
         reporter = threading.Thread(target=report[0], args=report[1:], daemon=True)
         reporter.start()
         reporter.join(_PATIENCE)
 
 
 def _report(
-    leases: Client, name: str, note: _Note | None, failed: str | None, ended: tuple[str, list[int]] | None
+    leases: Client, name: str, note: _Note | None, failed: str | None, run: tuple[str, list[int], Stage]
 ) -> None:
     """End a lease that another process has held, or has released. Best effort: otherwise it expires.
 
     `failed`: what has ended that process, if the task does not run again.
-    `ended`: the task's name, and the number of its attempt that has ended because its retry was sent.
+    `run`: the task's name, the number of the run, and how far it was.
     """
     assert leases.url is not None  # noqa: S101 - `install` has connected by URL
     # A client of its own, so that no thread is left when the main process forks the next pool process.
@@ -352,13 +384,22 @@ def _report(
         leasekit.connect(leases.url, heartbeats=leases.heartbeats, retry_for=_PATIENCE) as client,
         leasekit.lease(client.once(name, wait=_PATIENCE) if note is None else client.adopt(note.task())) as held,
     ):
-        if ended is not None:
+        _, _, stage = run
+        if stage.has_successor:
             known = client.get(held.task.id)
-            TaskLease(held, known and known.progress).note_end(*ended)
-        if failed is not None:
-            held.fail(f"the pool process was ended ({failed}), and Celery has acknowledged the message", retry=False)
-        else:
+            _note_successor(TaskLease(held, known and known.progress), *run)
+        if failed is None:
             held.release()
+        else:
+            held.fail(f"the pool process was ended ({failed}), and Celery has acknowledged the message", retry=False)
+
+
+def _note_successor(lease: TaskLease, name: str, number: list[int], stage: Stage) -> None:
+    """Record in the lease that the run of this number has sent another in its own place."""
+    if stage is Stage.FOLLOWED:
+        lease.note_end(name, number)
+    elif stage is Stage.REPLACED:
+        lease.forget_ends()
 
 
 def _report_crash(leases: Client, note: _Note, why: str) -> None:

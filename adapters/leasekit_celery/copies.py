@@ -58,7 +58,7 @@ def _send_copy(task: Any, again: Any) -> None:
     """
     for number in itertools.count():
         try:
-            again.apply_async()
+            _send(task, again)
         except Exception as error:
             if task.acks_late:
                 logger.warning("task %s is delivered again: the broker does not accept a copy: %s", again.id, error)
@@ -71,6 +71,16 @@ def _send_copy(task: Any, again: Any) -> None:
             return
         with suppress(SoftTimeLimitExceeded):
             time.sleep(_RESEND)
+
+
+def _send(task: Any, again: Any) -> None:
+    """Send a message of a task, and nothing else.
+
+    `task.apply_async` may be of a class of the user's, which sends each task once, say, or adds arguments. Celery's own
+    would run the task here and now under `task_always_eager`.
+    """
+    options = {"ignore_result": task.ignore_result, **task._get_exec_options(), **again.options}
+    task.app.send_task(task.name, again.args, again.kwargs, task_type=task, **options)
 
 
 def _sending_options(request: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from leasekit import Fatal, Lease, LeaseLost
 from leasekit_celery import children
+from leasekit_celery.children import Stage, safe_repr
 from leasekit_celery.task_lease import TaskLease, attempt_number
 
 logger = logging.getLogger("leasekit.celery")
@@ -22,6 +23,16 @@ RUN = "leasekit_run"  # attribute of a request: its `Run`
 # Attribute of a request whose run has sent a retry, or its replacement: whether that carries a higher number.
 HAS_SUCCESSOR = "leasekit_has_successor"
 UNSENT = "leasekit_unsent"  # attribute of a `Reject`: Celery raises it for a retry that the broker does not accept
+
+
+def note_successor(request: Any, *, is_numbered: bool) -> None:
+    """Note that the run of a request has sent another in its own place, for its process and for its main process.
+
+    `is_numbered`: what it has sent carries a higher number.
+    """
+    setattr(request, HAS_SUCCESSOR, is_numbered)
+    if children.notes is not None and hasattr(request, RUN):  # not a task that is called like a function
+        children.notes.note_stage(Stage.FOLLOWED if is_numbered else Stage.REPLACED)
 
 
 class Run:
@@ -35,12 +46,12 @@ class Run:
             children.notes.write(held)
 
     def leave(self, error: BaseException | None) -> None:
-        """Leave the lease. Its note is cleared after that: until then another process must be able to end it."""
+        """Leave the lease. Its note is removed after that: until then another process must be able to end it."""
         try:
             self.held.__exit__(None if error is None else type(error), error, None)
         finally:
             if children.notes is not None:
-                children.notes.clear()
+                children.notes.leave()
 
 
 def leave_lease(request: Any, error: BaseException | None) -> None:
@@ -63,16 +74,16 @@ def settle(task: Any, state: str | None, retval: Any) -> None:
         has_failed = _is_handled(task, broken_off_by) and not hasattr(request, HAS_SUCCESSOR)
         ends = has_failed and not isinstance(broken_off_by, MemoryError) and is_end(task, broken_off_by)
         # Otherwise its result is not stored, or its callbacks are not sent: the task runs again if redelivered.
-        error = Fatal(repr(broken_off_by)) if ends else broken_off_by
+        error = Fatal(safe_repr(broken_off_by)) if ends else broken_off_by
     elif hasattr(request, HAS_SUCCESSOR):  # `retry(throw=False)`: the task goes on, whatever this run returned
         task.note_end(request)
         error = Retry()
     elif state == states.REJECTED:
-        error = Fatal(f"{rejection(request)} {retval!r}")
+        error = Fatal(f"{rejection(request)} {safe_repr(retval)}")
     elif state not in (states.SUCCESS, states.IGNORED):
-        error = Fatal(repr(retval)) if _acks_failure(task) else Retry(exc=retval)
+        error = Fatal(safe_repr(retval)) if _acks_failure(task) else Retry(exc=retval)
     if children.notes is not None and (error is None or isinstance(error, Fatal)):
-        children.notes.note_end()
+        children.notes.note_stage(Stage.ENDED)
     try:
         leave_lease(request, error)
     except LeaseLost as lost:

@@ -35,7 +35,7 @@ from leasekit.named import kind_of
 from leasekit_celery import children, endings
 from leasekit_celery.children import DISMISSED, PUT_OFF, REVOKED, LeasedRequest
 from leasekit_celery.copies import put_off
-from leasekit_celery.endings import HAS_SUCCESSOR, RUN, UNSENT, Run, is_end, leave_lease, rejection
+from leasekit_celery.endings import HAS_SUCCESSOR, RUN, UNSENT, Run, is_end, leave_lease, note_successor, rejection
 from leasekit_celery.outage import Outage
 from leasekit_celery.task_lease import TaskLease, attempt_number, current, lease_name, takes_lease
 
@@ -102,12 +102,12 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         try:
             retry = super().retry(*args, **kwargs)
         except Retry:
-            setattr(self.request, HAS_SUCCESSOR, True)
+            note_successor(self.request, is_numbered=True)
             raise
         except Reject as unsent:
             setattr(unsent, UNSENT, True)
             raise
-        setattr(self.request, HAS_SUCCESSOR, True)
+        note_successor(self.request, is_numbered=True)
         return retry
 
     def replace(self, sig: Any) -> Any:
@@ -118,7 +118,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             # A chain that is the body of a chord does not carry the number of replacements. Protocol 1 never does, nor
             # does Celery 5.3.0.
             sends_number = "replaced_task_nesting" in signature(self.app.amqp.create_task_message).parameters
-            setattr(self.request, HAS_SUCCESSOR, sends_number and sig.subtask_type is None)
+            note_successor(self.request, is_numbered=sends_number and sig.subtask_type is None)
             raise
 
     def _run_held(self, request: Any, args: Any, kwargs: Any) -> Any:
@@ -144,7 +144,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
 
     def _give_lease_up(self, request: Any, error: BaseException) -> None:
         """Leave the lease before Celery deals with `error`. Raises `LeaseLost` if the message must come again."""
-        has_sent = isinstance(error, (Retry, Ignore)) and hasattr(request, HAS_SUCCESSOR)
+        ends = isinstance(error, (Retry, Ignore)) or not isinstance(error, Exception)
+        has_sent = ends and hasattr(request, HAS_SUCCESSOR)
         if has_sent:
             self.note_end(request)
         try:
@@ -185,6 +186,8 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         `outer`: the exception that was handled when the task began.
         """
         setattr(request, _ASKED, True)
+        if children.notes is not None:
+            children.notes.clear()  # of an earlier run of this task, perhaps
         held: Lease | None = None
         try:
             held = self._obtain(request)

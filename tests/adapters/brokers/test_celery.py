@@ -26,7 +26,7 @@ from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES, Leases
 from tests.waiting import eventually
 
 SHOP = """
-import os, pathlib, re, signal, sys, time
+import asyncio, os, pathlib, re, signal, sys, time
 import celery, kombu
 {imports}
 
@@ -139,6 +139,21 @@ def silent(self, how):
     act(self, how)
 
 
+@app.task(shared=False, bind=True, acks_late=True, time_limit=2)
+def followed(self, how):
+    if not self.request.retries:
+        self.retry(countdown=0, throw=False)
+    act(self, how)
+
+
+@app.task(shared=False, bind=True, acks_late=True, time_limit=2)
+def replaced(self, how):
+    try:
+        self.replace(long.si(0) | long.si(0))
+    finally:
+        end(how)
+
+
 @app.task(shared=False, bind=True, acks_late=True, acks_on_failure_or_timeout=False)
 def unaccepted(self, how):
     act(self, how)
@@ -156,13 +171,21 @@ def silent_own(self, how):
 def act(self, how):
     say("begin", self)
     if len(LOG.read_text().splitlines()) == 1:
-        if how == "sys.exit":
-            sys.exit(3)
-        elif how in ("SIGSTOP", "SIGKILL", "SIGTERM"):
-            os.kill(os.getpid(), signal.Signals[how])
-        else:
-            re.match("(a+)+$", "a" * 40 + "b")  # holds the interpreter for hours
+        end(how)
     say("end", self)
+
+
+def end(how):
+    if how == "sys.exit":
+        sys.exit(3)
+    elif how in ("SIGSTOP", "SIGKILL", "SIGTERM"):
+        os.kill(os.getpid(), signal.Signals[how])
+    elif how == "CancelledError":
+        raise asyncio.CancelledError
+    elif how == "sleeps":
+        time.sleep(60)
+    else:
+        re.match("(a+)+$", "a" * 40 + "b")  # holds the interpreter for hours
 """
 
 
@@ -470,6 +493,30 @@ def test_a_task_whose_process_something_else_has_ended_has_failed_unless_celery_
     eventually(lambda: f"{task} was delivered again, and had ended" in log.read_text())
     assert app.count("begin", task) == 1
     assert "was ended by leasekit" not in log.read_text()
+
+
+def test_a_task_that_fails_with_no_exception_has_failed_for_good(
+    shop: Shops, workers: Workers, leases_url: str, tmp_path: Path
+) -> None:
+    app = shop("interrupted", ttl=600)
+    workers("interrupted")
+    task = app.send("silent", "CancelledError")
+    with leasekit.connect(leases_url) as client:
+        eventually(lambda: (info := client.get(f"once:celery:{task}")) and info.status == "fatal_failure")
+    app.send("silent", "CancelledError", again=task)
+    eventually(lambda: f"{task} was delivered again, and had ended" in (tmp_path / "interrupted.log").read_text())
+    assert app.count("begin", task) == 1
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit", "sleeps"])
+@pytest.mark.parametrize("name", ["followed", "replaced"])
+def test_what_a_run_has_sent_in_its_own_place_runs_also_if_its_process_is_ended(
+    shop: Shops, workers: Workers, name: str, how: str
+) -> None:
+    app = shop("followed", ttl=600)
+    workers("followed")
+    task = app.send(name, how)
+    eventually(lambda: app.count("end", task))
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "sys.exit"])

@@ -88,12 +88,12 @@ class Shop:
 def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     shop = Shop()
 
-    def apply_async(signature: Any) -> None:
+    def send_task(*_: Any, **options: Any) -> None:
         shop.send()
-        shop.options = signature.options
-        shop.delays.append(signature.options["countdown"])
+        shop.options = options
+        shop.delays.append(options["countdown"])
 
-    monkeypatch.setattr(Signature, "apply_async", apply_async)
+    monkeypatch.setattr(celery.Celery, "send_task", send_task)
     yield shop
     shop.client.close()
 
@@ -144,12 +144,12 @@ def test_what_was_acknowledged_before_it_began_waits_for_the_broker(
 ) -> None:
     outage = iter([error, error, error])
 
-    def apply_async(_: Any) -> None:
+    def send_task(*_: Any, **__: Any) -> None:
         for failure in outage:
             raise failure
         shop.send()
 
-    monkeypatch.setattr(Signature, "apply_async", apply_async)
+    monkeypatch.setattr(celery.Celery, "send_task", send_task)
     monkeypatch.setattr(copies, "_RESEND", 0.0)
     task = shop.task(acks_late=False)
     with shop.held(), shop.delivered(task), pytest.raises(Ignore):
@@ -400,6 +400,24 @@ def test_a_failure_is_the_end_also_if_a_handler_of_it_raises(traced: Traced) -> 
     assert (traced.ran, traced.result.status, traced.status) == (1, "FAILURE", "fatal_failure")
 
 
+class Unprintable(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("in repr")
+
+    __str__ = __repr__
+
+
+@pytest.mark.parametrize("error", [Unprintable(), Reject(Unprintable(), requeue=False)])
+def test_a_failure_is_the_end_also_if_its_exception_has_no_repr(traced: Traced, error: Exception) -> None:
+    @traced.app.task(shared=False, acks_late=True)  # type: ignore[untyped-decorator]
+    def fail() -> None:
+        raise error
+
+    with suppress(Reject):
+        traced.deliver(fail)
+    assert traced.status == "fatal_failure"
+
+
 BEFORE_THE_BODY = [
     LeasedTask.__call__.__code__,
     LeasedTask._enter_lease.__code__,
@@ -414,7 +432,7 @@ def test_a_soft_time_limit_anywhere_before_the_body_leaves_no_lease(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_off: list[str] = []
-    monkeypatch.setattr(Signature, "apply_async", lambda signature: put_off.append(signature.id))
+    monkeypatch.setattr(celery.Celery, "send_task", lambda *_, task_id, **__: put_off.append(task_id))
     ended: list[str] = []
     traced.app.finalize()  # as a worker does before it runs tasks
     for number in itertools.count(step=in_soak(1, by_default=5)):  # sample: each fifth place
@@ -497,6 +515,30 @@ def test_a_copy_that_is_put_off_is_encoded_and_sent_like_the_message(traced: Tra
     assert (first.headers["tenant"], first.headers["compression"], first.properties["priority"]) == (
         "x", "application/x-gzip", 3,
     )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::celery.exceptions.AlwaysEagerIgnored")
+@pytest.mark.parametrize("always_eager", [True, False])
+def test_a_copy_is_sent_whatever_the_task_makes_of_being_sent(traced: Traced, always_eager: bool) -> None:
+    """Classes that send a task once, or with more arguments, are common, and Celery may run what is sent at once."""
+
+    class Once(LeasedTask):
+        abstract = True
+
+        def apply_async(self, *_: Any, **__: Any) -> None:
+            return None
+
+    @traced.app.task(shared=False, base=Once, acks_late=True)  # type: ignore[untyped-decorator]
+    def count(*_: int) -> None:
+        traced.ran += 1
+
+    traced.app.conf.update(task_always_eager=always_eager, task_default_queue=traced.id)
+    with leasekit.lease(traced.client.once(f"celery:{traced.id}")) as held:
+        traced.deliver(count, 7)
+        held.release()
+    with traced.app.connection_for_read() as connection, connection.SimpleQueue(traced.id) as queue:
+        copy = queue.get(timeout=20)
+    assert (copy.headers["id"], copy.payload[0], traced.ran) == (traced.id, [7], 0)
 
 
 # Retries and replacements: each attempt runs to its end once
@@ -766,7 +808,7 @@ def test_what_was_cancelled_while_the_result_backend_is_away_is_revoked_later(
         raise ConnectionError("away")
 
     sent: list[str] = []
-    monkeypatch.setattr(Signature, "apply_async", lambda _: sent.append("again"))
+    monkeypatch.setattr(celery.Celery, "send_task", lambda *_, **__: sent.append("again"))
     monkeypatch.setattr(cancelled.app.backend, "mark_as_revoked", refuse_to_store)
     cancelled.deliver()
     assert (cancelled.ran, sent) == (0, ["again"])

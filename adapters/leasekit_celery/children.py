@@ -3,11 +3,9 @@
     pool process ── notes its lease in shared memory ──▶ main process, if the pool process was killed:
                                                            Celery acknowledges the message ── settled, as failed
                                                            Celery delivers it again ───────── crashed, ready at once
+                                                           it has sent a retry ────────────── released to that
 
-A pool process runs one task at a time, so it has one note. It clears the note once it has ended its lease itself.
-
-The note says when the lease is lost unless another heartbeat is acknowledged. The kernel ends a pool process soon after
-that, even if it is stopped, or its code holds the interpreter: then the process cannot say why.
+What a pool process notes is in `notes.py`.
 """
 
 # pyright: basic, reportMissingTypeStubs=false
@@ -16,20 +14,15 @@ that, even if it is stopped, or its code holds the interpreter: then the process
 import asyncio
 import logging
 import math
-import mmap
 import os
 import signal
-import struct
 import threading
 import time
 from contextlib import suppress
-from enum import IntEnum
 from typing import Any
 
-import msgspec
 from billiard.common import REMAP_SIGTERM
 from billiard.einfo import ExceptionInfo
-from billiard.process import current_process
 from celery import states
 from celery.exceptions import Ignore, Reject, TaskPredicate, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
@@ -37,23 +30,16 @@ from celery.worker.request import Request
 from kombu.utils import encoding
 
 import leasekit
-from leasekit import Client, Lease, LeasekitError, Task
+from leasekit import Client, LeasekitError
 from leasekit.backend import Backend
-from leasekit.hooks import Event, Lost, Renewed
 from leasekit.named import kind_of
 from leasekit.registry import open_backend
 from leasekit.task import Settlement
+from leasekit_celery.notes import CLOCK, TOLD, Note, Notes, Stage
 from leasekit_celery.task_lease import TaskLease, attempt_number, lease_name, takes_lease
 
 logger = logging.getLogger("leasekit.celery")
 
-_MANY = 1024  # pool processes that have a note
-_SIZE = 1024  # bytes of a note
-_HEAD = struct.Struct("=dHB")  # when the lease is lost; the length of the rest; how far the run is (`Stage`)
-_MOMENT = struct.Struct("=d")
-_AT_STAGE = struct.calcsize("=dH")
-_TOLD = 0.0  # this moment: the lease was lost, and the pool process has said why
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the kernel's timer counts by it
 REVOKED = "leasekit_revoked"  # in a request: why the task is revoked, unless a run of it is alive or has ended
 DISMISSED = "its task has rejected it before"  # the reason of a `Reject`: of another delivery of that message
 PUT_OFF = "leasekit_put_off"  # header of a message: how often it was put off
@@ -61,101 +47,6 @@ _BY_SIGNAL = range(-255, -191)  # exit codes of pool processes: 256 less than th
 _IGNORED = signal.SIGTERM if REMAP_SIGTERM else None  # by pool processes
 safe_repr: Any = encoding.safe_repr  # the repr of an exception may raise
 _PATIENCE = 2.0  # seconds for which the main process waits for an answer, in which it does nothing else
-
-
-class Stage(IntEnum):
-    """How far the run of a pool process is."""
-
-    BEGUN = 0
-    ENDED = 1
-    """Celery has done all that follows, and only the lease is still to be settled."""
-    FOLLOWED = 2
-    """The run has sent a retry, or its replacement: the task goes on, whatever becomes of this run."""
-    REPLACED = 3
-    """The same, and what follows may have the number of a run that has ended."""
-
-    @property
-    def has_successor(self) -> bool:
-        """Whether another message of the task was sent, which needs the lease."""
-        return self in (Stage.FOLLOWED, Stage.REPLACED)
-
-
-class _Note(msgspec.Struct, frozen=True):
-    """The lease that a pool process holds, as its main process must know it."""
-
-    pid: int
-    task_id: str
-    token: str
-    ttl: float
-
-    def task(self) -> Task:
-        return Task(id=self.task_id, kind=self.task_id, token=self.token, ttl=self.ttl)
-
-
-class Notes:
-    """Memory that a main process and its pool processes share. Only this pool process writes its own note."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _MANY * _SIZE)
-        self._held: Lease | None = None  # of this process
-
-    def write(self, held: Lease) -> None:
-        """Note that this pool process holds this lease."""
-        task = held.task
-        data = msgspec.json.encode(_Note(os.getpid(), task.id, task.token, task.ttl))
-        if (at := self._own()) is not None and len(data) <= _SIZE - _HEAD.size:
-            self._memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
-            _HEAD.pack_into(self._memory, at, _lost_at(held), len(data), 0)
-            self._held = held
-
-    def clear(self) -> None:
-        """Remove the note of this pool process."""
-        self._held = None
-        if (at := self._own()) is not None:
-            _HEAD.pack_into(self._memory, at, _TOLD, 0, 0)
-
-    def leave(self) -> None:
-        """Remove the note of this pool process: its lease has ended. That it has a successor stays known."""
-        at = self._own()
-        if self._held is None or at is None or not Stage(self._memory[at + _AT_STAGE]).has_successor:
-            self.clear()
-        else:
-            self._held = None
-            _MOMENT.pack_into(self._memory, at, math.inf)
-
-    def note_stage(self, stage: Stage) -> None:
-        """Note how far the run of this pool process is."""
-        if self._held is not None and (at := self._own()) is not None:
-            self._memory[at + _AT_STAGE] = stage
-
-    def hear(self, event: Event) -> None:
-        """Note when the lease of this pool process is lost: a hook of its client."""
-        held, at = self._held, self._own()
-        if held is None or at is None:
-            return
-        if isinstance(event, Renewed) and held.task.id in event.task_ids:
-            _MOMENT.pack_into(self._memory, at, _lost_at(held))
-        elif isinstance(event, Lost) and event.token == held.task.token:
-            _MOMENT.pack_into(self._memory, at, _TOLD)
-
-    def find(self, pid: int | None, task_id: str) -> tuple[_Note, float, Stage] | None:
-        """Return what a pool process has noted of this task's lease, when that is lost, and how far the run is."""
-        for at in range(0, _MANY * _SIZE, _SIZE):
-            lost_at, length, stage = _HEAD.unpack_from(self._memory, at)
-            if length:
-                note = msgspec.json.decode(self._memory[at + _HEAD.size : at + _HEAD.size + length], type=_Note)
-                if (note.pid, note.task_id) == (pid, task_id):
-                    return note, lost_at, Stage(stage)
-        return None
-
-    def _own(self) -> int | None:
-        index = getattr(current_process(), "index", _MANY)
-        return index * _SIZE if index < _MANY else None
-
-
-def _lost_at(held: Lease) -> float:
-    return time.clock_gettime(_CLOCK) + held.remaining()
-
 
 notes: Notes | None = None  # only in a prefork worker: in its main process, and in its pool processes
 
@@ -190,7 +81,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     nor expires the task of such a message: that is decided under the task's lease (`REVOKED`).
     """
 
-    _note: _Note | None = None  # of the pool process whose end Celery deals with just now
+    _note: Note | None = None  # of the pool process whose end Celery deals with just now
     # That pool process: SIGTERM has ended it, and its lease with it, or its task has failed with no `Exception`.
     _has_given_back = False
     _has_ended = False  # the run whose time limit is over: its result is stored, what follows is sent
@@ -294,7 +185,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         can_come_again = notes is not None and self._is_leased and self.task.acks_late
         return can_come_again and (bool(state.should_terminate) or self._find_note() is None)
 
-    def _find_note(self) -> tuple[_Note, float, Stage] | None:
+    def _find_note(self) -> tuple[Note, float, Stage] | None:
         assert notes is not None  # noqa: S101 - callers look
         return notes.find(self.worker_pid or 0, kind_of(lease_name(self.id), "once:"))
 
@@ -304,7 +195,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             return None
         kills_lost = self.task.app.Task.kills_lost
         ended = "its process was ended by leasekit, because" if kills_lost else "its process has ended, and"
-        if lost_at == _TOLD:
+        if lost_at == TOLD:
             return f"{ended} its lease was lost"
         heartbeats = self.task.app.Task.leases.heartbeats.for_ttl(self._note.ttl)
         if self._found_dead_at() < lost_at + heartbeats.grace:  # before that, no timer ends a process
@@ -316,7 +207,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         """Return when Celery saw that the process was dead: within 5 s. Without an event loop it waits 10 s more."""
         job: Any = self._apply_result and self._apply_result()
         found = getattr(job, "_worker_lost", None)
-        return time.clock_gettime(_CLOCK) - (time.monotonic() - found[0] if found else 0.0)
+        return time.clock_gettime(CLOCK) - (time.monotonic() - found[0] if found else 0.0)
 
     def acknowledge(self) -> None:
         """Acknowledge the message; the lease of a killed run is settled."""
@@ -370,7 +261,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
 
 
 def _report(
-    leases: Client, name: str, note: _Note | None, failed: str | None, run: tuple[str, list[int], Stage]
+    leases: Client, name: str, note: Note | None, failed: str | None, run: tuple[str, list[int], Stage]
 ) -> None:
     """End a lease that another process has held, or has released. Best effort: otherwise it expires.
 
@@ -402,7 +293,7 @@ def _note_successor(lease: TaskLease, name: str, number: list[int], stage: Stage
         lease.forget_ends()
 
 
-def _report_crash(leases: Client, note: _Note, why: str) -> None:
+def _report_crash(leases: Client, note: Note, why: str) -> None:
     """End the lease of a process that was killed, so that its task may run again. Best effort, as above."""
     assert leases.url is not None  # noqa: S101 - `install` has connected by URL
     crash = Settlement(id=note.task_id, token=note.token, outcome="crash", error=why)

@@ -14,7 +14,8 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from leasekit import Fatal, Lease, LeaseLost
 from leasekit_celery import children
-from leasekit_celery.children import Stage, safe_repr
+from leasekit_celery.children import safe_repr
+from leasekit_celery.notes import Stage
 from leasekit_celery.task_lease import TaskLease, attempt_number
 
 logger = logging.getLogger("leasekit.celery")

@@ -1,54 +1,62 @@
-"""The contract of an adapter, over a server process."""
+"""The contract of an adapter, over a server at a port."""
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from datetime import UTC, datetime
 
+import anyio.to_thread
 import pytest
 
 from leasekit.backend import Backend
+from leasekit.testing.clock import FakeClock
 from leasekit.testing.contract import RedriverContract
 from leasekit_http import HttpBackend, connect
-
-SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
+from tests.server.http.conftest import Running, run
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    store: Path = tmp_path_factory.mktemp("server") / "tasks.db"
-    with subprocess.Popen(
-        [*SERVE, "--port", "0", "--store", f"sqlite:///{store}"], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split()[-1]
-        finally:
-            process.terminate()
+def server_clock() -> FakeClock:
+    return FakeClock(datetime.now(UTC).timestamp())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, server_clock: FakeClock) -> Iterator[Running]:
+    with run(f"sqlite:///{tmp_path_factory.mktemp('server')}/tasks.db", clock=server_clock) as running:
+        yield running
 
 
 @asynccontextmanager
-async def connected(url: str, worker: str) -> AsyncIterator[HttpBackend]:
-    backend = connect(url, worker=worker)
+async def connected(port: int, worker: str) -> AsyncIterator[HttpBackend]:
+    backend = connect(f"http://127.0.0.1:{port}", worker=worker)
     yield backend
     await backend.aclose()
 
 
 class TestHttp(RedriverContract):
-    short_ttl = 4.0  # the clock is the real one: on a busy machine a beat may be a second late
+    """The server has a clock that the tests turn."""
+
+    @pytest.fixture(autouse=True)
+    def _turn(self, server: Running, server_clock: FakeClock) -> None:
+        self._server, self._clock = server, server_clock
 
     @pytest.fixture
-    async def backend(self, server: str) -> AsyncIterator[Backend]:
-        async with connected(server, "contract-a") as backend:
+    async def backend(self, server: Running) -> AsyncIterator[Backend]:
+        async with connected(server.port, "contract-a") as backend:
             yield backend
 
     @pytest.fixture
-    async def other(self, server: str) -> AsyncIterator[Backend]:
-        async with connected(server, "contract-b") as backend:
+    async def other(self, server: Running) -> AsyncIterator[Backend]:
+        async with connected(server.port, "contract-b") as backend:
             yield backend
 
     @pytest.fixture
     async def out_of_reach(self, closed_port: int) -> AsyncIterator[Backend]:
-        async with connected(f"http://127.0.0.1:{closed_port}", "contract-c") as backend:
+        async with connected(closed_port, "contract-c") as backend:
             yield backend
+
+    async def sleep(self, seconds: float) -> None:
+        self._clock.advance(seconds + 0.001)  # instants are rounded to microseconds
+        await anyio.to_thread.run_sync(self._server.tick)
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock(), UTC)

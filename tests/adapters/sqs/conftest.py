@@ -8,11 +8,13 @@ from typing import Any, Protocol
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from moto.sqs import models
 from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
+from leasekit_sqs.backend import boot_time
 from tests.adapters.sqs.fake import Fake
 
 pytest.register_assert_rewrite("leasekit.testing.contract")
@@ -74,6 +76,25 @@ def queue(sqs: SQSClient) -> str:
     name = f"q-{uuid.uuid4().hex[:12]}"
     sqs.create_queue(QueueName=name)
     return name
+
+
+class Ahead:
+    """By how much the clocks of moto and of a backend are ahead of the real one."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return boot_time() + self.seconds
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    """Turn the clock of moto; it is the clock of backends that are given it."""
+    ahead = Ahead()
+    seconds, millis = models.unix_time, models.unix_time_millis
+    monkeypatch.setattr(models, "unix_time", lambda: seconds() + ahead.seconds)
+    monkeypatch.setattr(models, "unix_time_millis", lambda: millis() + ahead.seconds * 1000)
+    return ahead
 
 
 class Url(Protocol):

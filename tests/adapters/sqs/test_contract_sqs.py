@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -10,21 +11,23 @@ from leasekit.task import NewTask
 from leasekit.testing.contract import BackendContract
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
+from tests.adapters.sqs.conftest import Ahead
 
 
 class TestStandardQueue(BackendContract):
     counts_releases = True  # how often a message was received is the only count that SQS keeps
-    short_ttl = 3.0  # the clock is the real one: on a busy machine a beat may be late
+    short_ttl = 3.0  # the clock goes on by itself too: on a busy machine a beat may be late
 
     @pytest.fixture
-    async def backend(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
-        backend = SqsBackend(Address(queue=queue), clients=clients)
+    async def backend(self, queue: str, clients: BotoClients, ahead: Ahead) -> AsyncIterator[Backend]:
+        self._ahead = ahead
+        backend = SqsBackend(Address(queue=queue), clients=clients, clock=ahead)
         yield backend
         await backend.aclose()
 
     @pytest.fixture
-    async def other(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
-        backend = SqsBackend(Address(queue=queue), clients=clients)
+    async def other(self, queue: str, clients: BotoClients, ahead: Ahead) -> AsyncIterator[Backend]:
+        backend = SqsBackend(Address(queue=queue), clients=clients, clock=ahead)
         yield backend
         await backend.aclose()
 
@@ -42,3 +45,9 @@ class TestStandardQueue(BackendContract):
         (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
         assert answer.created
         return answer.id
+
+    async def sleep(self, seconds: float) -> None:
+        self._ahead.seconds += seconds
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self._ahead.seconds)

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from types_boto3_sqs import SQSClient
@@ -11,6 +12,7 @@ from leasekit.task import NewTask
 from leasekit.testing.contract import BackendContract
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
+from tests.adapters.sqs.conftest import Ahead
 
 
 class TestFifoQueue(BackendContract):
@@ -24,14 +26,15 @@ class TestFifoQueue(BackendContract):
         return name
 
     @pytest.fixture
-    async def backend(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
-        backend = SqsBackend(Address(queue=queue), clients=clients)
+    async def backend(self, queue: str, clients: BotoClients, ahead: Ahead) -> AsyncIterator[Backend]:
+        self._ahead = ahead
+        backend = SqsBackend(Address(queue=queue), clients=clients, clock=ahead)
         yield backend
         await backend.aclose()
 
     @pytest.fixture
-    async def other(self, queue: str, clients: BotoClients) -> AsyncIterator[Backend]:
-        backend = SqsBackend(Address(queue=queue), clients=clients)
+    async def other(self, queue: str, clients: BotoClients, ahead: Ahead) -> AsyncIterator[Backend]:
+        backend = SqsBackend(Address(queue=queue), clients=clients, clock=ahead)
         yield backend
         await backend.aclose()
 
@@ -41,3 +44,9 @@ class TestFifoQueue(BackendContract):
         (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
         assert answer.created
         return answer.id
+
+    async def sleep(self, seconds: float) -> None:
+        self._ahead.seconds += seconds
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self._ahead.seconds)

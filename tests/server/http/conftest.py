@@ -36,6 +36,7 @@ class Running:
     """A server that runs in a thread."""
 
     engine: Engine
+    loop: asyncio.AbstractEventLoop
     polls: DisconnectWatch
     connections: set[Any]
 
@@ -62,6 +63,10 @@ class Running:
         assert answer.status == 200, answer
         return answer.json
 
+    def tick(self) -> None:
+        """Have the consumer do its work now."""
+        asyncio.run_coroutine_threadsafe(self.engine.tick(), self.loop).result(PATIENCE)
+
     def open(self) -> socket.socket:
         """A plain connection, for what `http.client` would not send."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
@@ -76,15 +81,17 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def run(store: str, **options: Any) -> Iterator[Running]:
+def run(store: str, *, clock: Callable[[], float] | None = None, **options: Any) -> Iterator[Running]:
+    """Run a server in a thread; `clock` is that of its engine."""
     listener = socket.create_server(("127.0.0.1", 0))
     running = Running(listener.getsockname()[1])
     servers: list[Server] = []
     opened = threading.Event()
 
     async def serve() -> None:
-        async with Engine(open_store(store)) as engine:
+        async with Engine(open_store(store), clock=clock) as engine:
             app = Api(engine, **options)
+            running.loop = asyncio.get_running_loop()
             running.engine, running.polls = engine, app.parts.polls
             servers.append(Server(app))
             running.connections = servers[0].server_state.connections

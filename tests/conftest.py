@@ -119,11 +119,14 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.fixture(scope="session")
 def postgres() -> "Iterator[PostgresServer]":
     """A PostgreSQL of this test process."""
-    from tests.postgres_server import PostgresServer  # most tests need neither it nor its libraries
+    from leasekit.server.store.postgres import wakes  # most tests need neither it nor its libraries
+    from tests.postgres_server import PostgresServer
 
     server = PostgresServer()
     server.start()
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wakes, "_LOOK", 0.05)  # the end of a node waits for a look
+        yield server
     server.remove()
 
 

@@ -26,6 +26,7 @@ from leasekit.backend import Backend
 from leasekit_aws import AwsBackend, BotoClients
 from leasekit_sfn import SfnService
 from leasekit_swf import connect
+from tests.adapters.botocore_models import read_once as read_once
 
 pytest.register_assert_rewrite("leasekit.testing.contract")
 

@@ -15,6 +15,7 @@ import leasekit_sqs
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
 from leasekit_sqs.backend import boot_time
+from tests.adapters.botocore_models import read_once as read_once
 from tests.adapters.sqs.fake import Fake
 
 pytest.register_assert_rewrite("leasekit.testing.contract")

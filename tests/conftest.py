@@ -150,7 +150,7 @@ def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def installed_backends() -> Iterator[None]:
-    """Spare each client from looking through all installed packages for backends (5 ms): none is installed meanwhile."""
+    """Spare each client from looking through all installed packages for backends (5 ms)."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.metadata, "entry_points", functools.cache(importlib.metadata.entry_points))
         yield

@@ -309,6 +309,7 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
     assert place.begun(2)[1][1] == str(worker.pid)  # the same supervisor's next worker
 
 
+@pytest.mark.slow
 def test_the_kernels_timer_is_named_where_it_has_killed_the_worker(place: Place, client: leasekit.Client) -> None:
     worker = place.work().at_work()
     task = client.schedule(place.kind("first_waits"), claim_timeout=4, heartbeat_timeout=4)
@@ -458,6 +459,7 @@ def test_nothing_is_handed_back_before_all_orphans_are_gone(place: Place, client
     assert ended(client, task.id).result == "done"
 
 
+@pytest.mark.slow
 def test_children_that_the_supervisor_had_before_are_spared(place: Place, client: leasekit.Client) -> None:
     command = f"sleep 600 & echo $! > sidecar; exec {' '.join(LEASEKIT)} work app:worker --backend {place.url}"
     shell = subprocess.Popen(["sh", "-c", command], cwd=place.home, stderr=subprocess.PIPE, start_new_session=True)
@@ -488,6 +490,7 @@ def test_the_worker_ends_with_a_supervisor_that_was_killed(place: Place, client:
     eventually(lambda: is_gone(pid), "the worker's end")
 
 
+@pytest.mark.slow
 def test_it_does_so_although_a_handler_has_changed_its_user(place: Place, client: leasekit.Client) -> None:
     """The kernel forgets then with whom a process is to end."""
     worker = place.work().at_work()
@@ -499,7 +502,7 @@ def test_it_does_so_although_a_handler_has_changed_its_user(place: Place, client
     eventually(lambda: is_gone(pid), "the worker's end")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_is_passed_on_and_bodies_end(place: Place, client: leasekit.Client, number: signal.Signals) -> None:
     worker = place.work().at_work()
     task = client.schedule(place.kind("ends_when_told"), 3)
@@ -511,7 +514,7 @@ def test_a_signal_is_passed_on_and_bodies_end(place: Place, client: leasekit.Cli
     assert client.get(task.id).result == "xxx"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_second_signal_ends_all_at_once_and_bodies_are_given_back_without_a_crash(
     place: Place, client: leasekit.Client, number: signal.Signals
 ) -> None:
@@ -527,6 +530,7 @@ def test_a_second_signal_ends_all_at_once_and_bodies_are_given_back_without_a_cr
     assert (outcomes(info), info.crashes, info.status) == (["release"], 0, Status.ENQUEUED)
 
 
+@pytest.mark.slow
 def test_a_signal_to_a_child_that_a_handler_forked_is_not_taken_for_the_workers(
     place: Place, client: leasekit.Client
 ) -> None:
@@ -536,6 +540,7 @@ def test_a_signal_to_a_child_that_a_handler_forked_is_not_taken_for_the_workers(
     assert worker.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_group_counts_once(place: Place, client: leasekit.Client) -> None:
     worker = place.work().at_work()
     task = client.schedule(place.kind("ends_when_told"), 3)
@@ -560,7 +565,7 @@ def test_ctrl_c_in_a_terminal_is_one_line_of_the_log(place: Place) -> None:
     assert terminal.seen.count("the worker stops") == 1
 
 
-@pytest.mark.parametrize("late", ["supervisor", "worker"])
+@pytest.mark.parametrize("late", ["supervisor", pytest.param("worker", marks=pytest.mark.slow)])
 def test_ctrl_c_twice_in_a_terminal_ends_all_at_once(place: Place, client: leasekit.Client, late: str) -> None:
     """Ctrl-C reaches both processes, in any order."""
     task = client.schedule(place.kind("first_waits"))
@@ -587,6 +592,7 @@ def test_ctrl_c_twice_in_a_terminal_ends_all_at_once(place: Place, client: lease
     assert (outcomes(info), info.crashes, info.status) == (["release"], 0, Status.ENQUEUED)
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_so(place: Place, client: leasekit.Client) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup has it
     try:
@@ -637,7 +643,7 @@ def test_an_embedded_store_is_opened_by_the_supervisor_when_its_worker_has_died(
 # Draining -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["async_waits", "checks"])
+@pytest.mark.parametrize("kind", [pytest.param("async_waits", marks=pytest.mark.slow), "checks"])
 def test_past_the_grace_bodies_are_told_to_end_and_their_tasks_given_back_with_their_progress(
     place: Place, client: leasekit.Client, kind: str
 ) -> None:
@@ -664,6 +670,7 @@ def test_past_the_timeout_the_process_ends_and_its_supervisor_gives_back_what_it
     assert (outcomes(info), info.crashes, info.progress) == (["release"], 0, {"page": 7})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["stopped", "in C code"])
 def test_past_the_timeout_a_worker_that_hangs_is_killed_and_what_it_ran_handed_back(
     place: Place, client: leasekit.Client, how: str

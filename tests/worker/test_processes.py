@@ -351,7 +351,11 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("starts", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize(
+    "starts",
+    [STARTS["to_thread"], *(pytest.param(STARTS[way], marks=pytest.mark.slow) for way in list(STARTS)[1:])],
+    ids=STARTS,
+)
 def test_a_job_of_an_async_body_that_outlives_its_lease_ends_the_process(
     start: Callable[[str], Script], starts: str
 ) -> None:
@@ -394,6 +398,7 @@ def test_a_job_of_an_async_body_that_outlives_its_lease_ends_the_process(
     assert until - 2 < times[-1] < until
 
 
+@pytest.mark.slow
 def test_the_kernel_ends_a_job_of_an_async_body_that_holds_up_the_interpreter(start: Callable[[str], Script]) -> None:
     """The coroutine has ended by then, and its lease is guarded all the same."""
     script = start(
@@ -438,6 +443,7 @@ def test_an_idle_async_body_whose_job_goes_on_ends_the_process(start: Callable[[
     assert "did not end when told to" in script.errors
 
 
+@pytest.mark.slow
 def test_a_program_that_a_body_becomes_has_no_watchdog(start: Callable[[str], Script]) -> None:
     """As docs/promises.md says of a worker without a supervisor: the kernel's timer ends with the program."""
     script = start(

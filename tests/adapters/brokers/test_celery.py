@@ -341,7 +341,7 @@ def test_a_copy_that_does_not_run_leaves_the_state_that_celery_has_stored(
     assert result(failed)[0] == "FAILURE"
 
 
-@pytest.mark.parametrize("name", [None, "reports/ü"])
+@pytest.mark.parametrize("name", [None, pytest.param("reports/ü", marks=pytest.mark.slow)])
 def test_a_task_that_celery_ends_at_its_time_limit_has_failed_for_good(
     shop: Shops, workers: Workers, tmp_path: Path, name: str | None
 ) -> None:
@@ -354,6 +354,7 @@ def test_a_task_that_celery_ends_at_its_time_limit_has_failed_for_good(
     assert app.count("begin", task) == 1
 
 
+@pytest.mark.slow
 def test_a_time_limit_that_is_over_while_the_lease_is_settled_is_no_failure(
     shop: Shops, workers: Workers, leases: Leases, tmp_path: Path
 ) -> None:
@@ -369,6 +370,7 @@ def test_a_time_limit_that_is_over_while_the_lease_is_settled_is_no_failure(
     assert "Hard time limit" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_failure_that_the_main_process_cannot_store_is_no_end(shop: Shops, workers: Workers, tmp_path: Path) -> None:
     app = shop("unstored", ttl=600)
     workers("unstored", RESULTS="away")
@@ -379,6 +381,7 @@ def test_a_failure_that_the_main_process_cannot_store_is_no_end(shop: Shops, wor
     eventually(lambda: app.count("end", task))
 
 
+@pytest.mark.slow
 def test_a_time_limit_that_is_over_while_its_worker_is_shut_down_loses_no_task(shop: Shops, workers: Workers) -> None:
     app = shop("leaving")
     worker = workers("leaving", SOFT_SHUTDOWN="3")  # longer than the limit
@@ -390,6 +393,7 @@ def test_a_time_limit_that_is_over_while_its_worker_is_shut_down_loses_no_task(s
     eventually(lambda: app.count("begin", task) == 2)
 
 
+@pytest.mark.slow
 def test_a_copy_that_expires_does_not_revoke_the_task_that_runs(shop: Shops, workers: Workers, tmp_path: Path) -> None:
     app = shop("expired")
     workers("expired")
@@ -408,6 +412,7 @@ def test_a_copy_that_has_expired_is_revoked_if_no_run_has_its_lease(shop: Shops,
     assert app.count("begin", task) == 0
 
 
+@pytest.mark.slow
 def test_a_task_that_is_sent_to_each_worker_runs_in_each(
     shop: Shops, workers: Workers, tmp_path: Path, redis_url: str
 ) -> None:
@@ -425,7 +430,7 @@ def test_a_task_that_is_sent_to_each_worker_runs_in_each(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-@pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("by", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
 def test_a_task_is_terminated_though_a_copy_of_its_message_waits_and_never_runs_again(
     shop: Shops, workers: Workers, tmp_path: Path, leases_url: str, by: str
 ) -> None:
@@ -444,6 +449,7 @@ def test_a_task_is_terminated_though_a_copy_of_its_message_waits_and_never_runs_
     assert "(it was revoked)" in str(history(leases_url, task)[-1].error)
 
 
+@pytest.mark.slow
 def test_a_worker_says_that_a_task_goes_on_whose_process_ignores_the_signal_of_its_revoke(
     shop: Shops, workers: Workers, tmp_path: Path
 ) -> None:
@@ -464,7 +470,7 @@ def history(leases_url: str, task: str) -> list[HistoryEntry]:
     return list(info.history)
 
 
-@pytest.mark.parametrize("name", [None, "reports/ü"])
+@pytest.mark.parametrize("name", [None, pytest.param("reports/ü", marks=pytest.mark.slow)])
 def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting_and_ends_as_a_crash(
     shop: Shops, workers: Workers, leases_url: str, name: str | None
 ) -> None:
@@ -479,7 +485,9 @@ def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting_and_e
 
 
 @pytest.mark.parametrize(("name", "how"), [
-    ("silent", "SIGKILL"), ("silent", "SIGTERM"), ("silent", "sys.exit"), ("silent_own", "SIGKILL"),
+    ("silent", "SIGKILL"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("silent", "SIGTERM"), ("silent", "sys.exit"), ("silent_own", "SIGKILL"),
+    )),
 ])  # fmt: skip
 def test_a_task_whose_process_something_else_has_ended_has_failed_unless_celery_delivers_it_again(
     shop: Shops, workers: Workers, tmp_path: Path, name: str, how: str
@@ -519,6 +527,7 @@ def test_what_a_run_has_sent_in_its_own_place_runs_also_if_its_process_is_ended(
     eventually(lambda: app.count("end", task))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGKILL", "sys.exit"])
 def test_a_task_whose_process_was_ended_runs_again_if_celery_does_not_acknowledge_failures(
     shop: Shops, workers: Workers, tmp_path: Path, how: str
@@ -533,8 +542,12 @@ def test_a_task_whose_process_was_ended_runs_again_if_celery_does_not_acknowledg
 
 
 @pytest.mark.skipif(not hasattr(celery.Task, "retry_on_worker_lost"), reason="an option of Celery 5.7")
-@pytest.mark.parametrize("name", ["retried", "retried_early"])
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit"])
+@pytest.mark.parametrize(("name", "how"), [
+    ("retried", "SIGKILL"), *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("retried", "SIGTERM"), ("retried", "sys.exit"),
+        ("retried_early", "SIGKILL"), ("retried_early", "SIGTERM"), ("retried_early", "sys.exit"),
+    )),
+])  # fmt: skip
 def test_a_killed_attempt_whose_retry_celery_has_sent_does_not_run_again(
     shop: Shops, workers: Workers, tmp_path: Path, how: str, name: str
 ) -> None:
@@ -606,7 +619,7 @@ def test_a_service_that_keeps_no_names_is_refused_at_once(url: str) -> None:
         leasekit_celery.install(celery.Celery("shop"), url)
 
 
-@pytest.mark.parametrize("leased", [True, False])
+@pytest.mark.parametrize("leased", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
     shop: Shops,
     workers: Workers,

@@ -56,6 +56,7 @@ class TestRedis(OnRedis):
         return server
 
 
+@pytest.mark.slow
 class TestCluster(OnRedis):
     @pytest.fixture
     def where(self, cluster: Cluster) -> Cluster:

@@ -113,7 +113,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """More processes than cores: most tests wait for other processes, for disks, and for leases to end."""
-    return 2 * (os.cpu_count() or 1)
+    return 3 * (os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")

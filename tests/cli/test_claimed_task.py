@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import leasekit
 from leasekit import Heartbeats
+from leasekit.cli.app import app
 from leasekit.cli.target import load
 from tests.ports import free_port
 
@@ -77,11 +79,26 @@ class names:
         (["app:worker", "--backend", "memory://", "--drain-grace", "9", "--drain-timeout", "8"], "drain_timeout=8"),
     ],
 )
-def test_wrong_usage_is_one_sentence_and_exit_code_2(home: Path, arguments: list[str], says: str) -> None:
-    done = work(home, *arguments)
-    assert done.returncode == 2
+def test_wrong_usage_is_one_sentence_and_exit_code_2(
+    home: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delenv("LEASEKIT_URL", raising=False)
+    try:
+        done = CliRunner().invoke(app, ["work", "--no-supervise", *arguments], prog_name="leasekit")
+    finally:
+        sys.modules.pop("app", None)
+        os.environ.pop("LEASEKIT_URL", None)
+    assert done.exit_code == 2, done
     assert says in done.stderr
     assert re.fullmatch(r"leasekit work: .*\n", done.stderr)
+
+
+def test_a_supervisor_passes_on_what_its_worker_says_of_wrong_usage(home: Path) -> None:
+    done = work(home, "app:absent")
+    assert done.returncode == 2
+    assert re.fullmatch(r"leasekit work: there is no 'absent' in 'app'\n", done.stderr)
 
 
 def test_what_the_module_itself_lacks_is_shown_with_its_traceback(home: Path) -> None:

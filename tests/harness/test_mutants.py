@@ -47,6 +47,11 @@ class Renamed(ast.NodeTransformer):
 
 
 @functools.cache
+def dumped(text: str) -> str:
+    return ast.dump(ast.parse(text))
+
+
+@functools.cache
 def renamed(text: str) -> str:
     return ast.unparse(Renamed().visit(ast.parse(text)))
 
@@ -58,10 +63,11 @@ def test_what_a_mutant_replaces_stands_in_the_code_exactly_once(mutant: Mutant) 
         broken = edit.applied(text)
         if edit.is_lua:
             continue
-        assert ast.dump(ast.parse(broken)) != ast.dump(ast.parse(text))
+        assert ast.dump(ast.parse(broken)) != dumped(text)
         compile(broken, edit.where, "exec")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_a_mutant_fits_whatever_local_names_comments_and_formatting_are(mutant: Mutant) -> None:
     for edit in (edit for edit in mutant.edits if not edit.is_lua):

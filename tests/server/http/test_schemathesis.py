@@ -79,6 +79,7 @@ def session() -> Iterator[requests.Session]:
         yield session
 
 
+@pytest.mark.slow
 @SCHEMA.parametrize()
 @settings(max_examples=EXAMPLES, suppress_health_check=SLOW, deadline=None)
 def test_every_answer_is_one_that_the_document_tells_of(

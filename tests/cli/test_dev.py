@@ -139,6 +139,7 @@ def test_new_code_answers_after_a_change_and_the_server_stays(tmp_path: Path, de
     assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_what_runs_at_a_change_is_ended_by_the_code_that_began_it(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "old")
     running = dev()
@@ -187,6 +188,7 @@ def test_a_signal_ends_the_whole_tree_with_exit_code_0(tmp_path: Path, dev: Star
         client.stats()
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_what_runs(tmp_path: Path, dev: Start) -> None:
     handlers(tmp_path, "x")
     running = dev("--grace", "1000")

@@ -151,6 +151,7 @@ def test_an_owner_that_leaves_hands_the_store_over(start: Start, url: str) -> No
         assert client.stats().kinds == {"theirs": {"success": 1}}
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_share_the_work(start: Start) -> None:
     processes = [start(TAKE) for _ in range(3)]
     for process in processes:

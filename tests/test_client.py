@@ -702,7 +702,8 @@ def run(script: str, *flags: str) -> subprocess.CompletedProcess[str]:
 
 
 PRELUDE = """
-import threading, time, leasekit
+import logging, threading, time, leasekit
+logging.getLogger("asyncio").setLevel(logging.ERROR)  # in dev mode it warns of each call that a busy machine slows down
 client = leasekit.connect("memory://")
 client.schedule("k", claim_timeout=2, heartbeat_timeout=2)
 """

@@ -298,8 +298,9 @@ def test_a_multiprocessing_fork_from_within_a_body() -> None:
 
 
 SCRIPT = """
-import os, sys, warnings
+import logging, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
+logging.getLogger("asyncio").setLevel(logging.ERROR)  # in dev mode it warns of each call that a busy machine slows down
 import leasekit
 client = leasekit.connect("memory://")
 client.schedule("k")

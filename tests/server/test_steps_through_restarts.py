@@ -12,6 +12,7 @@ from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import Beat, Claimed, NewTask, Outcome, Settlement
+from tests.sampling import combinations
 
 HOUR, DAY = 3600.0, 86_400.0
 
@@ -112,9 +113,12 @@ async def ran(engine: Engine, clocks: Clocks, token: str, seconds: float) -> lis
     return verdicts
 
 
-@pytest.mark.parametrize("is_rebooted", [False, True])
-@pytest.mark.parametrize("down", [0.0, 300.0])
-@pytest.mark.parametrize("steps", [(0.0, 0.0), (2 * HOUR, 0.0), (-2 * HOUR, 0.0), (0.0, 2 * DAY), (DAY, -2 * DAY)])
+STEPS = [(0.0, 0.0), (2 * HOUR, 0.0), (-2 * HOUR, 0.0), (0.0, 2 * DAY), (DAY, -2 * DAY)]
+
+
+# Sample: one combination in two.
+@pytest.mark.soak
+@pytest.mark.parametrize(("steps", "down", "is_rebooted"), combinations(STEPS, [0.0, 300.0], [False, True], one_in=2))
 def test_a_restart_after_a_step_ends_no_run_early_and_late_by_the_downtime_at_most(
     store: Store, steps: tuple[float, float], down: float, *, is_rebooted: bool
 ) -> None:

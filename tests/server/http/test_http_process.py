@@ -59,7 +59,7 @@ def refusal(*options: str, code: int = 1) -> str:
     return ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path / "tasks.db") as (process, _):
         process.send_signal(number)
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_refused_and_no_store_left_behind(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - that is what must be refused
+@pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.slow)])  # noqa: S104 - that is what must be refused
 def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, host: str) -> None:
     said = refusal("--host", host, "--port", "0", "--store", f"sqlite:///{tmp_path}/tasks.db")
     assert "--insecure" in said

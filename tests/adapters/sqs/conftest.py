@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import boto3
 import pytest
+from moto.core.utils import unix_time, unix_time_millis
 from moto.server import ThreadedMotoServer
-from moto.sqs import models
 from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
@@ -92,9 +92,8 @@ class Ahead:
 def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
     """Turn the clock of moto; it is the clock of backends that are given it."""
     ahead = Ahead()
-    seconds, millis = models.unix_time, models.unix_time_millis
-    monkeypatch.setattr(models, "unix_time", lambda: seconds() + ahead.seconds)
-    monkeypatch.setattr(models, "unix_time_millis", lambda: millis() + ahead.seconds * 1000)
+    monkeypatch.setattr("moto.sqs.models.unix_time", lambda: unix_time() + ahead.seconds)
+    monkeypatch.setattr("moto.sqs.models.unix_time_millis", lambda: unix_time_millis() + ahead.seconds * 1000)
     return ahead
 
 

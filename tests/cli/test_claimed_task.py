@@ -85,6 +85,7 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delenv("LEASEKIT_URL", raising=False)
+    monkeypatch.setattr("leasekit.cli.work._log_to_stderr", lambda *_: None)  # it is for the whole process
     try:
         done = CliRunner().invoke(app, ["work", "--no-supervise", *arguments], prog_name="leasekit")
     finally:

@@ -253,7 +253,7 @@ watchdog.renewed([term, *others], now() + 60)
     "a body that was lost, and has ended": "watchdog.lost(term, now() + 0.9); watchdog.ended(term)",
     "a body that has ended after its client was closed": "watchdog.close(); watchdog.ended(term)",
     "a program that is exec'ed": """
-code = f"import os, time\\ntime.sleep({first + 0.3} - time.clock_gettime(time.CLOCK_BOOTTIME))\\nos._exit(7)"
+code = f"import os, time\\ntime.sleep(max(0, {first + 0.3} - time.clock_gettime(time.CLOCK_BOOTTIME)))\\nos._exit(7)"
 os.execv(sys.executable, [sys.executable, "-c", code])
 """,
 }

@@ -126,7 +126,7 @@ async def test_a_writer_that_hangs_is_not_ready(bench: Bench, monkeypatch: pytes
     transaction = bench.engine._store.transaction
 
     def slow() -> Any:
-        go.wait(10)
+        go.wait(60)
         return transaction()
 
     monkeypatch.setattr(bench.engine._store, "transaction", slow)
@@ -163,12 +163,12 @@ async def test_a_read_does_not_wait_for_the_writer(tmp_path: Path, monkeypatch: 
         transaction = store.transaction
 
         def slow() -> Any:
-            go.wait(10)
+            go.wait(60)
             return transaction()
 
         monkeypatch.setattr(store, "transaction", slow)
         writing = asyncio.create_task(engine.schedule([NewTask(kind="k", id="b")]))
-        with anyio.fail_after(9):
+        with anyio.fail_after(50):
             assert await engine.get("a") is not None
             assert await engine.get("b") is None
             go.set()
@@ -204,7 +204,7 @@ async def test_the_consumer_looks_by_itself(make_store: Callable[[], Store], mon
         await engine.schedule([NewTask(kind="k", id="a", claim_timeout=10)])
         await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
         now[0] += 10
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while (await engine.stats()).kinds["k"] != {"enqueued": 1}:  # noqa: ASYNC110  a fact of another thread
                 await asyncio.sleep(0.005)
 
@@ -225,10 +225,10 @@ async def test_the_consumer_goes_on_after_failures_which_the_log_says_once(
                 raise Unavailable("no")
 
             patch.setattr(store, "transaction", broken)
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while failures < 3:  # noqa: ASYNC110  a fact of another thread
                     await asyncio.sleep(0.005)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while await engine.ready() is not None:  # noqa: ASYNC110  a fact of another thread
                 await asyncio.sleep(0.005)
     assert [record.getMessage() for record in caplog.records] == [

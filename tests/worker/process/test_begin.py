@@ -49,6 +49,6 @@ def test_a_renewal_that_arrives_as_the_run_begins_is_heard(monkeypatch: pytest.M
         monkeypatch.setattr(Watchdog, "begins", held_up)
         begins = threading.Thread(target=executor._begin, args=(1,), daemon=True)
         begins.start()
-        begins.join(10)
+        begins.join(60)
         assert not begins.is_alive()
         assert not executor._holding[1].lost

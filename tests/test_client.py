@@ -729,14 +729,20 @@ def test_a_body_in_another_thread_keeps_its_lease_when_the_main_thread_ends() ->
     ended = run(
         PRELUDE
         + """
-def body():
-    with leasekit.lease(next(client.tasks("k"))) as held:
-        time.sleep(3)
-        held.check()
-    print(client.get(held.task.id).status, client.get(held.task.id).history[0].outcome)
+def beaten_at():
+    return client.get(task_id).heartbeat_at
 
+def body():
+    with leasekit.lease(next(client.tasks("beaten"))) as held:
+        threading.main_thread().join()
+        before = beaten_at()
+        while beaten_at() == before:
+            time.sleep(0.01)
+        held.check()
+    print(client.get(task_id).status, client.get(task_id).history[0].outcome)
+
+task_id = client.schedule("beaten", claim_timeout=6, heartbeat_timeout=6).id
 threading.Thread(target=body).start()
-time.sleep(0.2)
 """,
         "-W",
         "error",

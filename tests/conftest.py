@@ -111,9 +111,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """More processes than cores: most tests wait for other processes, for disks, and for leases to end."""
-    return 3 * (os.cpu_count() or 1)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More processes than cores: most tests wait for other processes, for disks, and for leases to end.
+
+    Single files have one for each core: to start more takes longer than their tests.
+    """
+    cores = os.cpu_count() or 1
+    return cores if all(".py" in named for named in config.args) else 3 * cores
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,11 @@ def test_a_server_whose_address_nobody_reads_serves_and_ends(tmp_path: Path, ful
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk here that is always full")
-@pytest.mark.parametrize("command", [["schedule", "full"], ["stats"], ["tasks", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("command", [
+    ["schedule", "full"],
+    pytest.param(["stats"], marks=pytest.mark.slow),
+    pytest.param(["tasks", "--json"], marks=pytest.mark.slow),
+], ids=" ".join)  # fmt: skip
 def test_what_stdout_does_not_take_is_said_in_one_sentence(server: Server, command: list[str]) -> None:
     server.command("schedule", "full")
     with Path("/dev/full").open("w") as full:
@@ -223,7 +227,9 @@ def test_a_waiting_schedule_shows_where_the_task_is_and_then_its_result(server: 
     assert screen.ended() == 0
 
 
-@pytest.mark.parametrize("command", [["tasks"], ["stats"], ["status"]])
+@pytest.mark.parametrize(
+    "command", [["tasks"], *(pytest.param([one], marks=pytest.mark.slow) for one in ("stats", "status"))]
+)
 def test_a_terminal_is_shown_a_table_with_a_head(server: Server, terminal: Start, command: list[str]) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule("tabled", {"x": "\x1b]0;title\x07"})

@@ -141,13 +141,16 @@ def test_nobody_is_renewed_twice_in_a_cycle() -> None:
         assert len(cycles) == len(set(cycles))
 
 
-OUTAGES = combinations(
-    [1, 10, 120, 1_000, 10_000],
-    [0.0, 10.0],  # refused, hanging
-    [*range(0, 120, 17), 119.9],
-    ["at once", "over a cycle", "in claims"],
-    one_in=8,
-)
+OUTAGES = [
+    pytest.param(*case, marks=[pytest.mark.slow] if case[0] == 10_000 else [])
+    for case in combinations(
+        [1, 10, 120, 1_000, 10_000],
+        [0.0, 10.0],  # refused, hanging
+        [*range(0, 120, 17), 119.9],
+        ["at once", "over a cycle", "in claims"],
+        one_in=8,
+    )
+]
 
 
 # Sample: one combination in eight.

@@ -294,7 +294,10 @@ print("done")
 
 @pytest.mark.parametrize(
     ("library", "patcher", "patch"),
-    [("gevent", "gevent.monkey", "patch_all"), ("eventlet", "eventlet", "monkey_patch")],
+    [
+        ("gevent", "gevent.monkey", "patch_all"),
+        pytest.param("eventlet", "eventlet", "monkey_patch", marks=pytest.mark.slow),
+    ],
 )
 def test_greenlets_are_refused_with_what_to_do(library: str, patcher: str, patch: str) -> None:
     def run(options: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("options", "counted", "sort"), [((), "rows", "task"), (("--redis",), "entries", "task")])
+@pytest.mark.parametrize(
+    ("options", "counted", "sort"),
+    [((), "rows", "task"), pytest.param(("--redis",), "entries", "task", marks=pytest.mark.slow)],
+)
 def test_a_soak_counts_what_there_is(options: tuple[str, ...], counted: str, sort: str) -> None:
     command = [sys.executable, "-m", "harness.soak", "--minutes", "0.05", "--rate", "100", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)

@@ -83,7 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     yield from _running(Server(tmp_path_factory.mktemp("redis")))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its nodes talk to each other all the time
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     yield from _running(Cluster(tmp_path_factory.mktemp("cluster")))
 

@@ -516,7 +516,9 @@ def test_a_task_that_fails_with_no_exception_has_failed_for_good(
     assert app.count("begin", task) == 1
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "sys.exit", "sleeps"])
+@pytest.mark.parametrize(
+    "how", ["SIGKILL", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGTERM", "sys.exit", "sleeps"))]
+)
 @pytest.mark.parametrize("name", ["followed", "replaced"])
 def test_what_a_run_has_sent_in_its_own_place_runs_also_if_its_process_is_ended(
     shop: Shops, workers: Workers, name: str, how: str

@@ -46,6 +46,10 @@ class NotAllowed(Refused):
     """Redis does not let this user do what leasekit needs, or is not set up for it."""
 
 
+class FullMemory(Unavailable):
+    """Redis has no room, and has changed nothing."""
+
+
 @contextmanager
 def bearing() -> Generator[None]:
     """Raise `NotAllowed` as `Unavailable`, so that holders try again: a changed password must not cost results."""
@@ -87,6 +91,8 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
             f"{address}: another program uses a key that begins with {address.prefix!r}: "
             "give leasekit a prefix of its own (prefix=… in the URL)"
         )
+    if code == "OOM":
+        return FullMemory(f"{address}: {_SAYS[code]}")
     if code:
         return Unavailable(f"{address}: {_SAYS[code]}")
     if isinstance(error, MasterNotFoundError):  # its text may have the settings of the connections

@@ -16,6 +16,7 @@ from msgspec import msgpack
 
 from leasekit.errors import ProtocolError
 from leasekit_redis.client import Link, in_parts
+from leasekit_redis.errors import FullMemory
 from leasekit_redis.lru import LRU
 from leasekit_redis.records import DueKinds, decode, encode
 from leasekit_redis.scripts import DUE_KINDS, NOTE_ID_WAITS, REGISTER, RESCHEDULE_KIND, Script
@@ -115,8 +116,14 @@ class IdIndex:
                 answers[at] = kind
 
         async def ask_all(positions: Sequence[int]) -> None:
-            for some in in_parts(positions):
-                await ask(some)
+            try:
+                for some in in_parts(positions):
+                    await ask(some)
+            except FullMemory:
+                # An id that was registered just now would stay for ever without its task.
+                fresh = [items[at] for at in positions if len(items[at]) == 2 and answers[at] == f"/{items[at][1]}"]
+                await self._ask([(task_id, None, kind) for task_id, kind in fresh])
+                raise
 
         await asyncio.gather(*(ask_all(positions) for positions in groups.values()))
         return answers

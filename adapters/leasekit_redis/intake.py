@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -15,6 +15,7 @@ from leasekit.task import Exponential, Scheduled, Status
 from leasekit.wire import NewTaskItem, traceparent
 from leasekit_redis.client import LARGE, Link, in_parts
 from leasekit_redis.dependencies import Dependencies, Wait
+from leasekit_redis.errors import FullMemory
 from leasekit_redis.id_index import IdIndex, Owner
 from leasekit_redis.keys import is_name
 from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text, status_of
@@ -68,7 +69,8 @@ class Intake:
         _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
         strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
         others = {at for at, _ in strangers}
-        await self._answer(records, kinds, [at for at in new if at not in others], answers, peek=False)
+        fresh = {at for at, owner in zip(new, owners, strict=True) if owner.is_new and not owner.is_wanted}
+        await self._answer(records, kinds, [at for at in new if at not in others], answers, peek=False, fresh=fresh)
         if strangers:  # last: the owner of an id may be in this same batch, and exists by now
             for at, owner in strangers:
                 answers[at] = await self._conflict(records[at], kinds[at], owner)
@@ -103,8 +105,13 @@ class Intake:
         answers: list[Scheduled | None],
         *,
         peek: bool,
+        fresh: Container[int] = (),
     ) -> None:
-        """Schedule the tasks at these positions, and set their answers; `peek`: only answer for tasks that exist."""
+        """Schedule the tasks at these positions, and set their answers; `peek`: only answer for tasks that exist.
+
+        `fresh`: the positions of ids that were registered just now. If there is no room for their tasks, the ids are
+        freed: else the register would grow with each try.
+        """
         groups: dict[str, list[int]] = {}
         for at in positions:
             groups.setdefault(kinds[at], []).append(at)
@@ -124,8 +131,14 @@ class Intake:
                     answers[at] = answer_of(added)
 
         async def ask_all(kind: str, some: Sequence[int]) -> None:
-            for part in in_parts(some):
-                await ask(kind, part)
+            parts = list(in_parts(some))
+            for number, part in enumerate(parts):
+                try:
+                    await ask(kind, part)
+                except FullMemory:
+                    left = [at for later in parts[number:] for at in later if at in fresh and answers[at] is None]
+                    await self._register.forget(kind, [records[at].id for at in left])
+                    raise
 
         await asyncio.gather(*(ask_all(kind, some) for kind, some in groups.items()))
 

@@ -10,9 +10,10 @@ import pytest
 
 import leasekit
 from leasekit.errors import Unavailable
-from leasekit.task import Beat, NewTask, Settlement, Task
+from leasekit.task import Beat, NewTask, Settlement, Status, Task
 from leasekit_redis import RedisBackend
 from leasekit_redis.address import parse
+from leasekit_redis.keys import Keys
 from tests.adapters.redis.conftest import Cluster
 from tests.redis_server import Server
 
@@ -68,6 +69,24 @@ async def test_what_was_kept_long_enough_makes_room(backend: RedisBackend, kind:
     await backend.maintain()
     assert (await backend.stats()).kinds == {}
     assert await fill(backend, kind) > big // 2
+
+
+@pytest.mark.usefixtures("bounded")
+async def test_tasks_for_which_there_is_no_room_leave_nothing_behind(
+    own_server: Server, backend: RedisBackend, kind: str
+) -> None:
+    known = NewTask(kind=kind, id=f"{kind}-known")
+    await backend.schedule([known])
+
+    async def add_for_ever() -> None:
+        while True:
+            await backend.schedule([known, *(NewTask(kind=kind, payload="x" * 3_000) for _ in range(250))])
+
+    with pytest.raises(Unavailable, match="memory is full"):
+        await add_for_ever()
+    made = (await backend.stats()).kinds[kind][Status.NEW]
+    assert sum(own_server.ask("HLEN", part) for part in Keys(parse(own_server.url).prefix).register) == made
+    assert await backend.get(f"{kind}-known")
 
 
 @pytest.mark.usefixtures("bounded")

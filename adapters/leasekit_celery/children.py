@@ -84,6 +84,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
     _note: Note | None = None  # of the pool process whose end Celery deals with just now
     # That pool process: SIGTERM has ended it, and its lease with it, or its task has failed with no `Exception`.
     _has_given_back = False
+    _is_dying = False  # that pool process: its time limit is over
     _has_ended = False  # the run whose time limit is over: its result is stored, what follows is sent
     _is_acknowledged = False  # the message; one that is rejected is not
     _stores_failure = False  # Celery acknowledges a failure before it stores it: the lease is settled after that
@@ -241,9 +242,20 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
         if self._note is not None:
             if failed or self._is_dead:
                 self._report(failed=failed)
+            elif not self._is_dying:
+                self._is_dying = True
+                threading.Thread(target=self._report_once_dead, args=(self.worker_pid,), daemon=True).start()
         elif self._has_given_back and (failed or self._stage.has_successor):
             self._has_given_back = False
             self._report(failed=failed)
+
+    def _report_once_dead(self, pid: int) -> None:
+        """Release the lease when a pool process whose time limit is over has ended, unless that has done so itself."""
+        with suppress(ChildProcessError):  # it has been reaped
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        _, lost_at, self._stage = self._find_note() or (None, math.inf, Stage.BEGUN)
+        if lost_at not in (TOLD, math.inf) and self._note is not None:
+            self._report(failed=False)
 
     def _report(self, *, failed: bool) -> None:
         note, self._note = self._note, None

@@ -182,7 +182,9 @@ def end(how):
         os.kill(os.getpid(), signal.Signals[how])
     elif how == "CancelledError":
         raise asyncio.CancelledError
-    elif how == "sleeps":
+    elif how in ("sleeps", "deaf"):
+        if how == "deaf":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)
     else:
         re.match("(a+)+$", "a" * 40 + "b")  # holds the interpreter for hours
@@ -517,7 +519,8 @@ def test_a_task_that_fails_with_no_exception_has_failed_for_good(
 
 
 @pytest.mark.parametrize(
-    "how", ["SIGKILL", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGTERM", "sys.exit", "sleeps"))]
+    "how",
+    ["deaf", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGKILL", "SIGTERM", "sys.exit", "sleeps"))],
 )
 @pytest.mark.parametrize("name", ["followed", "replaced"])
 def test_what_a_run_has_sent_in_its_own_place_runs_also_if_its_process_is_ended(

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from hashlib import blake2b
 
 import msgspec
@@ -66,10 +66,16 @@ class Intake:
         if not new:
             return {}
         reserving = self._register.reserve([(records[at].id, kinds[at]) for at in new])
-        _, owners = await asyncio.gather(self._register.note(dict.fromkeys(kinds)), reserving)
+        noting = self._register.note(dict.fromkeys(kinds))
+        noted, owners = await asyncio.gather(noting, reserving, return_exceptions=True)
+        if isinstance(owners, BaseException):
+            raise owners
         strangers = [(at, owner.kind) for at, owner in zip(new, owners, strict=True) if owner.kind != kinds[at]]
         others = {at for at, _ in strangers}
         fresh = {at for at, owner in zip(new, owners, strict=True) if owner.is_new and not owner.is_wanted}
+        if isinstance(noted, BaseException):
+            await self._free(records, kinds, fresh)
+            raise noted
         await self._answer(records, kinds, [at for at in new if at not in others], answers, peek=False, fresh=fresh)
         if strangers:  # last: the owner of an id may be in this same batch, and exists by now
             for at, owner in strangers:
@@ -109,8 +115,7 @@ class Intake:
     ) -> None:
         """Schedule the tasks at these positions, and set their answers; `peek`: only answer for tasks that exist.
 
-        `fresh`: the positions of ids that were registered just now. If there is no room for their tasks, the ids are
-        freed: else the register would grow with each try.
+        `fresh`: the positions of ids that were registered just now, which are freed if their tasks have no room.
         """
         groups: dict[str, list[int]] = {}
         for at in positions:
@@ -137,10 +142,15 @@ class Intake:
                     await ask(kind, part)
                 except FullMemory:
                     left = [at for later in parts[number:] for at in later if at in fresh and answers[at] is None]
-                    await self._register.forget(kind, [records[at].id for at in left])
+                    await self._free(records, kinds, left)
                     raise
 
         await asyncio.gather(*(ask_all(kind, some) for kind, some in groups.items()))
+
+    async def _free(self, records: Sequence[NewRecord], kinds: Sequence[str], positions: Collection[int]) -> None:
+        """Free the ids at these positions: no task was made of them, and the register would grow with each try."""
+        for kind in {kinds[at] for at in positions}:
+            await self._register.forget(kind, [records[at].id for at in positions if kinds[at] == kind])
 
     async def _conflict(self, record: NewRecord, kind: str, owner: str) -> Scheduled | None:
         """Answer for a task whose id belongs to another kind; None if that kind lacks the task: `kind` gets the id.

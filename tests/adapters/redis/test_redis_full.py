@@ -13,6 +13,8 @@ from leasekit.errors import Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Status, Task
 from leasekit_redis import RedisBackend
 from leasekit_redis.address import parse
+from leasekit_redis.errors import FullMemory
+from leasekit_redis.id_index import IdIndex
 from leasekit_redis.keys import Keys
 from tests.adapters.redis.conftest import Cluster
 from tests.redis_server import Server
@@ -87,6 +89,18 @@ async def test_tasks_for_which_there_is_no_room_leave_nothing_behind(
     made = (await backend.stats()).kinds[kind][Status.NEW]
     assert sum(own_server.ask("HLEN", part) for part in Keys(parse(own_server.url).prefix).register) == made
     assert await backend.get(f"{kind}-known")
+
+
+async def test_tasks_whose_kind_has_no_room_leave_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, own_server: Server, backend: RedisBackend, kind: str
+) -> None:
+    async def note(*_: object) -> None:
+        raise FullMemory("its memory is full")
+
+    monkeypatch.setattr(IdIndex, "note", note)
+    with pytest.raises(FullMemory):
+        await backend.schedule([NewTask(kind=kind) for _ in range(3)])
+    assert sum(own_server.ask("HLEN", part) for part in Keys(parse(own_server.url).prefix).register) == 0
 
 
 @pytest.mark.usefixtures("bounded")

@@ -19,7 +19,7 @@ from harness import history
 from harness.history import Log, boottime
 from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Backend, Scheduler
-from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Verdict
+from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Verdict, effective
 
 V = TypeVar("V")
 
@@ -152,9 +152,8 @@ def _keep(known: "OrderedDict[str, V]", key: str, value: V) -> V:
 
 def _asked(task: NewTask, offset: float) -> dict[str, Any]:
     """The fields of `Asked` for a task; `offset` is by how much the history's clock is ahead of Unix time."""
-    names = (
-        "kind", "priority", "collection", "dedupe_key", "dedupe_window", "max_attempts", "max_crashes", "max_runtime",
-        "expiry", "heartbeat_timeout",
-    )  # fmt: skip
-    fields = {name: getattr(task, name) for name in names}
+    names = ("priority", "dedupe_window", "max_attempts", "max_crashes", "max_runtime", "expiry", "heartbeat_timeout")
+    settings = effective(task)
+    fields = {name: getattr(task, name) for name in ("kind", "collection", "dedupe_key")}
+    fields |= {name: getattr(settings, name) for name in names}
     return {**fields, "task": task.id, "due_at": None if task.at is None else task.at.timestamp() + offset}

@@ -68,7 +68,7 @@ def check_fields(tasks: Sequence[NewTask]) -> None:
             raise TypeError(f"retry must be a policy: write retry=leasekit.FixedDelays(waits={waits!r})")
         if isinstance(retry, int | float):
             raise TypeError(
-                f"retry says how long to wait between attempts, got {task.retry!r}: write max_attempts={task.retry!r}, "
+                f"retry says how long to wait between attempts, got {retry!r}: write max_attempts={retry!r}, "
                 "or retry=leasekit.FixedDelays(waits=[1, 10]) for waits of 1 and 10 seconds"
             )
         if isinstance(delay := cast("object", task.delay), timedelta):

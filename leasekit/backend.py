@@ -19,6 +19,7 @@ from leasekit._lifecycle.validation import check_kinds, check_limit, checked
 from leasekit.task import (
     Beat,
     Claimed,
+    CompleteSettings,
     NewTask,
     NodeInfo,
     Outcome,
@@ -35,13 +36,14 @@ from leasekit.task import (
     Verdict,
     VerdictWord,
     WorkerInfo,
+    effective,
 )
 
 __all__ = [
-    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "KindListener", "NameSource", "NewTask",
-    "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged", "Purger", "Redriven", "Redriver", "Scheduled",
+    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "CompleteSettings", "KindListener", "NameSource",
+    "NewTask", "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged", "Purger", "Redriven", "Redriver", "Scheduled",
     "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed", "Verdict",
-    "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked",
+    "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked", "effective",
 ]  # fmt: skip
 
 

@@ -86,12 +86,13 @@ class _Name:
         self._service = service
         self._session = session
         self._wait = wait
+        self._ttl = ttl
         self._new = _task(kind, ttl)
 
     @property
     def task(self) -> Task:
         """The task that stands for the granted one, until it is granted."""
-        return Task(id=self._new.kind, kind=self._new.kind, token="", ttl=self._new.heartbeat_timeout)
+        return Task(id=self._new.kind, kind=self._new.kind, token="", ttl=self._ttl)
 
     def bound(self, task: Task) -> Task:
         """Return the granted task, with the session that keeps its lease."""
@@ -183,8 +184,8 @@ class _Name:
 
     def _task_if_lost(self) -> NewTask:
         """Return the task of a name that the service may have lost: not due before the trust of its holder ends."""
-        ttl = self._new.heartbeat_timeout
-        return _task(self._new.kind, ttl, delay=ttl)  # by the service's clock: that of this client may be wrong
+        # By the service's clock: that of this client may be wrong.
+        return _task(self._new.kind, self._ttl, delay=self._ttl)
 
 
 def _source(connection: Connection) -> NameSource | None:

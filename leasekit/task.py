@@ -8,16 +8,18 @@ in batches (`gc=False`), because JSON has no cycles.
 import enum
 import random as _random
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
 __all__ = [
-    "Beat", "Claimed", "Exponential", "FixedDelays", "Health", "HistoryEntry", "Name", "NewTask", "NodeInfo", "Outcome",
-    "Page", "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement",
-    "Stats", "Status", "Task", "TaskDefaults", "TaskInfo", "TaskOptions", "Vacuumed", "Verdict", "VerdictWord",
-    "WorkerInfo",
+    "DEFAULTS", "Beat", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "Health", "HistoryEntry", "Name",
+    "NewTask", "NodeInfo", "Outcome", "Page", "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy",
+    "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task", "TaskDefaults", "TaskInfo", "TaskOptions",
+    "TaskSettings", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo", "effective",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -138,9 +140,9 @@ class _Discreet(Struct, frozen=True, kw_only=True):
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         return [
-            (name, _Size(value) if name in _PRIVATE and value is not None and value is not UNSET else value)
+            (name, _Size(value) if name in _PRIVATE and value is not None else value)
             for name, value in super().__rich_repr__()
-            if name != "token"
+            if name != "token" and value is not UNSET
         ]
 
     def __repr__(self) -> str:
@@ -150,7 +152,87 @@ class _Discreet(Struct, frozen=True, kw_only=True):
 _PRIVATE = frozenset({"payload", "progress", "result", "error"})
 
 
-class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class TaskSettings(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """The options of a task that its kind can set as well. What is not given (UNSET) comes from the kind's settings.
+
+    What these do not set either has leasekit's default, which `CompleteSettings` has.
+    """
+
+    priority: Annotated[int, Meta(ge=0, le=4)] | UnsetType = UNSET
+    """0 is the most urgent. Default: 2."""
+    max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
+    """The most attempts that may end in *retry* (or time out, see `expiry`); the last ends the task. None: no limit.
+    Default: 25."""
+    max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] | UnsetType = UNSET
+    """The most runs that may end because their holder vanished; one more ends the task. Default: 5."""
+    max_runtime: Timeout | UnsetType | None = UNSET
+    """Seconds that a run may take from its first heartbeat. Then its lease is lost, and `expiry` says how it counts.
+    None, the default: no limit."""
+    expiry: Expiry | UnsetType = UNSET
+    """What a run counts as that times out, because its lease expires or its `max_runtime` is over. *crash*, the
+    default: against `max_crashes`, and the task is ready again at once. *retry*: against `max_attempts`, after a wait
+    by `retry`."""
+    enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] | UnsetType = UNSET
+    """Reserved, and without effect: claims take tasks from the store, and no task is moved to a queue."""
+    claim_timeout: Timeout | UnsetType | None = UNSET
+    """The ttl that a claim grants, which no heartbeat shortens; None, the default: `heartbeat_timeout`."""
+    heartbeat_timeout: Timeout | UnsetType = UNSET
+    """The ttl that a heartbeat grants. Default: 300 s."""
+    retry: RetryPolicy | UnsetType = UNSET
+    """How long to wait before the next attempt: `Exponential`, the default, `Polynomial` or `FixedDelays`."""
+    dedupe_window: Seconds | UnsetType | None = UNSET
+    """Seconds for which a `dedupe_key` counts, as long as the first task is kept; None, the default: until that is
+    deleted."""
+
+
+class CompleteSettings(Struct, frozen=True, kw_only=True, gc=False):
+    """A value for each of `TaskSettings`. The defaults are those of leasekit."""
+
+    priority: int = 2
+    """As in `TaskSettings`, like all that follow."""
+    max_attempts: int | None = 25
+    """As in `TaskSettings`."""
+    max_crashes: int = 5
+    """As in `TaskSettings`."""
+    max_runtime: float | None = None
+    """As in `TaskSettings`."""
+    expiry: Expiry = "crash"
+    """As in `TaskSettings`."""
+    enqueue_timeout: float = 60.0
+    """As in `TaskSettings`."""
+    claim_timeout: float | None = None
+    """As in `TaskSettings`."""
+    heartbeat_timeout: float = 300.0
+    """As in `TaskSettings`."""
+    retry: RetryPolicy = Exponential()
+    """As in `TaskSettings`."""
+    dedupe_window: float | None = None
+    """As in `TaskSettings`."""
+
+    @property
+    def claim_ttl(self) -> float:
+        """The ttl that a claim grants: `claim_timeout`, or `heartbeat_timeout` if that is None."""
+        return self.heartbeat_timeout if self.claim_timeout is None else self.claim_timeout
+
+
+DEFAULTS = CompleteSettings()
+"""What holds for a task where neither its submission nor its kind says anything else."""
+
+
+def effective(given: TaskSettings, base: CompleteSettings = DEFAULTS) -> CompleteSettings:
+    """Return `base` with what is given in its place: the settings of a kind, or of a task over those of its kind."""
+    values = _values_of(given)
+    if values == _NOTHING:  # most tasks: tens of thousands come each second
+        return base
+    return replace(base, **{name: value for name, value in zip(_SETTINGS, values, strict=True) if value is not UNSET})
+
+
+_SETTINGS = CompleteSettings.__struct_fields__
+_NOTHING = (UNSET,) * len(_SETTINGS)
+_values_of = attrgetter(*_SETTINGS)
+
+
+class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A task to be scheduled. Only `kind` is required; scheduling the same `id` again makes no second task."""
 
     kind: Name
@@ -161,8 +243,6 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """JSON, up to 1 MiB."""
     collection: Name | None = None
     """A name under which the task can be listed."""
-    priority: Annotated[int, Meta(ge=0, le=4)] = 2
-    """0 is the most urgent."""
     at: Annotated[datetime, Meta(tz=True)] | None = None
     """The task does not start before this instant."""
     delay: Seconds | None = None
@@ -171,36 +251,12 @@ class NewTask(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Ids of tasks that must succeed before this task starts."""
     dedupe_key: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\u0000]+\Z")] | None = None
     """A kind has one task for each key: scheduling another returns the first."""
-    dedupe_window: Seconds | None = None
-    """Seconds for which the key counts, as long as the first task is kept; None: until that is deleted."""
-    max_attempts: Annotated[int, Meta(ge=1, le=1_000_000)] | None = 25
-    """The most attempts that may end in *retry* (or time out, see `expiry`); the last ends the task. None: no limit."""
-    max_crashes: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
-    """The most runs that may end because their holder vanished; one more ends the task."""
-    max_runtime: Timeout | None = None
-    """Seconds that a run may take from its first heartbeat. Then its lease is lost, and `expiry` says how it counts."""
-    expiry: Expiry = "crash"
-    """What a run counts as that times out, because its lease expires or its `max_runtime` is over. *crash*: against
-    `max_crashes`, and the task is ready again at once. *retry*: against `max_attempts`, after a wait by `retry`."""
-    enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] = 60.0
-    """Reserved, and without effect: claims take tasks from the store, and no task is moved to a queue."""
-    claim_timeout: Timeout | None = None
-    """The ttl that a claim grants, which no heartbeat shortens; None: `heartbeat_timeout`."""
-    heartbeat_timeout: Timeout = 300.0
-    """The ttl that a heartbeat grants."""
-    retry: RetryPolicy = Exponential()
-    """How long to wait before the next attempt: `Exponential`, `Polynomial` or `FixedDelays`."""
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
     """The W3C trace context of the scheduling code."""
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
             raise ValueError("`at` and `delay` both say when the task may start: give one of them")
-
-    @property
-    def claim_ttl(self) -> float:
-        """The ttl that a claim of this task grants: `claim_timeout`, or `heartbeat_timeout` if that is None."""
-        return self.heartbeat_timeout if self.claim_timeout is None else self.claim_timeout
 
 
 class TaskDefaults(TypedDict, total=False):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from leasekit import Exponential, Heartbeats, NewTask, Status
+from leasekit import Exponential, Heartbeats, Status
 from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
 from leasekit.server.http.openapi import EXAMPLES, document
 from leasekit.server.http.routes import OPERATIONS
-from leasekit.task import TaskOptions
+from leasekit.task import DEFAULTS, TaskOptions
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -106,7 +106,7 @@ def test_the_table_of_options_has_every_option_and_its_default() -> None:
     defaults = {option: row[1] for row in table("scheduling.md", "## Options")[1:] for option in row[0].split("`, `")}
     elsewhere = {"id", "dedupe_key", "dedupe_window", "enqueue_timeout", "traceparent"}
     assert {*defaults} == TaskOptions.__optional_keys__ - elsewhere
-    task = NewTask(kind="k")
+    task = DEFAULTS
     assert (task.max_runtime, task.claim_timeout, task.retry) == (None, None, Exponential())
     assert [defaults[name] for name in ("max_attempts", "retry", "max_crashes", "priority", "heartbeat_timeout")] == [
         f"{task.max_attempts}", f"{Exponential().first:g} s, doubled up to {Exponential().max / 3600:g} h",

@@ -8,7 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasekit._binding import bind, reserve_of
-from leasekit.task import Beat, Exponential, FixedDelays, Name, NewTask, Polynomial, RetryPolicy, Status, Task
+from leasekit.task import (
+    DEFAULTS,
+    Beat,
+    CompleteSettings,
+    Exponential,
+    FixedDelays,
+    Name,
+    NewTask,
+    Polynomial,
+    RetryPolicy,
+    Status,
+    Task,
+    TaskSettings,
+    effective,
+)
 
 tries = st.integers(1, 1_000_000)
 
@@ -45,7 +59,7 @@ def test_the_default_doubles_from_a_second_to_twelve_hours() -> None:
 
 def test_the_default_attempts_outlast_a_night_whatever_the_chance_and_a_weekend_on_average() -> None:
     """A broken deploy that is mended in the morning, or on Monday, has killed no task."""
-    attempts = NewTask(kind="k").max_attempts
+    attempts = DEFAULTS.max_attempts
     assert attempts is not None
     longest, shortest = (sum(Exponential().wait(n, chance) for n in range(1, attempts)) for chance in (NONE, MOST))
     assert [round(seconds / 3600) for seconds in (shortest, longest)] == [57, 114]
@@ -146,6 +160,36 @@ def test_what_is_no_name_is_refused(name: str) -> None:
 
 def test_a_task_that_is_scheduled_needs_its_kind_alone() -> None:
     assert msgspec.json.encode(NewTask(kind="k")) == b'{"kind":"k"}'
+
+
+def test_a_setting_travels_where_it_is_given_also_if_it_is_the_default() -> None:
+    task = NewTask(kind="k", priority=2, max_attempts=None)
+    assert msgspec.json.encode(task) == b'{"priority":2,"max_attempts":null,"kind":"k"}'
+    assert msgspec.json.decode(b'{"kind":"k","priority":2,"max_attempts":null}', type=NewTask) == task
+    assert task != NewTask(kind="k")
+
+
+def test_the_repr_of_a_task_has_the_settings_that_are_given_only() -> None:
+    text = repr(NewTask(kind="k", priority=1))
+    assert "priority=1" in text
+    assert "UNSET" not in text
+
+
+def test_a_task_has_what_it_says_then_what_its_kind_says_then_the_defaults() -> None:
+    kind = effective(TaskSettings(priority=0, max_attempts=3, claim_timeout=60.0))
+    settings = effective(NewTask(kind="k", max_attempts=None, priority=2), kind)
+    assert settings == CompleteSettings(priority=2, max_attempts=None, claim_timeout=60.0)
+    assert effective(NewTask(kind="k"), kind) is kind
+    assert effective(NewTask(kind="k")) is DEFAULTS == CompleteSettings()
+
+
+def test_every_setting_of_a_task_has_a_default() -> None:
+    assert {*TaskSettings.__struct_fields__} == {*CompleteSettings.__struct_fields__}
+
+
+def test_a_claim_grants_the_ttl_of_a_heartbeat_unless_it_has_its_own() -> None:
+    assert effective(NewTask(kind="k", heartbeat_timeout=9.0)).claim_ttl == 9
+    assert effective(NewTask(kind="k", heartbeat_timeout=9.0, claim_timeout=20.0)).claim_ttl == 20
 
 
 def test_an_unknown_field_of_a_task_is_refused() -> None:

@@ -11,7 +11,7 @@ from msgspec import Raw, msgpack
 
 from leasekit.errors import BackendError, ProtocolError, Unavailable
 from leasekit.ids import uuid7s
-from leasekit.task import Exponential, Scheduled, Status
+from leasekit.task import DEFAULTS, Scheduled, Status, effective
 from leasekit.wire import NewTaskItem, traceparent
 from leasekit_redis.client import LARGE, Link, in_parts
 from leasekit_redis.dependencies import Dependencies, Wait
@@ -175,11 +175,9 @@ def answer_of(added: Added) -> Scheduled:
     return Scheduled(id=added.id, created=added.created, status=status, conflict=added.conflict)
 
 
-_DEFAULT_POLICY = Exponential()
-
-
 def new_record(task: NewTaskItem, task_id: str) -> NewRecord:
     """Return the record of a task that is to be scheduled under this id."""
+    settings = effective(task)
     stored = Stored(payload=task.payload, collection=task.collection, traceparent=traceparent(task.traceparent))
     return NewRecord(
         id=task_id,
@@ -187,17 +185,17 @@ def new_record(task: NewTaskItem, task_id: str) -> NewRecord:
         digest=_digest(task.payload),
         due=None if task.at is None else min(max(_ms(task.at.timestamp()), 0), _LATEST),
         delay=None if task.delay is None else _ms(task.delay),
-        priority=task.priority,
+        priority=settings.priority,
         collection=task.collection,
         dedupe=task.dedupe_key,
-        window=None if task.dedupe_window is None else _ms(task.dedupe_window),
-        max_attempts=task.max_attempts,
-        max_crashes=task.max_crashes,
-        max_runtime=None if task.max_runtime is None else _ms(task.max_runtime),
-        expiry=None if task.expiry == "crash" else task.expiry,
-        claim_ttl=_ms(task.claim_ttl),
-        beat_ttl=_ms(task.heartbeat_timeout),
-        retry=None if task.retry == _DEFAULT_POLICY else task.retry,
+        window=None if settings.dedupe_window is None else _ms(settings.dedupe_window),
+        max_attempts=settings.max_attempts,
+        max_crashes=settings.max_crashes,
+        max_runtime=None if settings.max_runtime is None else _ms(settings.max_runtime),
+        expiry=None if settings.expiry == "crash" else settings.expiry,
+        claim_ttl=_ms(settings.claim_ttl),
+        beat_ttl=_ms(settings.heartbeat_timeout),
+        retry=None if settings.retry == DEFAULTS.retry else settings.retry,
         after=list(dict.fromkeys(task.after)) or None,
         is_name=task_id == task.kind and is_name(task.kind),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from leasekit.errors import Refused
-from leasekit.task import Exponential, Name, NewTask
+from leasekit.task import DEFAULTS, Name, NewTask, effective
 from leasekit_aws.values import json_text
 from leasekit_sqs.messages import ID, KIND, MOST_BYTES, RETRY, TRACE, attribute, plain_id, size_of
 
@@ -27,7 +27,6 @@ _NOT_HERE = {
     "claim_timeout": _READER,
     "heartbeat_timeout": _READER,
 }
-_DEFAULTS = {field.encode_name: field.default for field in msgspec.structs.fields(NewTask)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,8 @@ def refuse_what_cannot_be(tasks: Sequence[NewTask], *, is_fifo: bool, now: datet
 
 
 def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[str, str]]:
-    found = [(field, why) for field, why in _NOT_HERE.items() if getattr(task, field) != _DEFAULTS[field]]
+    settings = effective(task)
+    found = [(field, why) for field, why in _NOT_HERE.items() if getattr(settings, field) != getattr(DEFAULTS, field)]
     for field in ("kind", "id", "collection"):
         try:
             msgspec.convert(getattr(task, field), Name if field == "kind" else Name | None)
@@ -68,7 +68,7 @@ def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[st
         found.append(("collection", "a collection becomes the MessageGroupId, which must not contain spaces"))
     if task.dedupe_key is not None and not is_fifo:
         found.append(("dedupe_key", "a standard queue does not detect duplicates: use a FIFO queue"))
-    elif (task.dedupe_key is not None or task.dedupe_window is not None) and task.dedupe_window != _WINDOW:
+    elif (task.dedupe_key, settings.dedupe_window) != (None, None) and settings.dedupe_window != _WINDOW:
         found.append(("dedupe_window", f"a FIFO queue knows a key for {_WINDOW:.0f} s: set dedupe_window={_WINDOW:g}"))
     delay, field = _delay(task, now), "at" if task.delay is None else "delay"
     if delay and is_fifo:
@@ -86,8 +86,8 @@ def message(task: NewTask, task_id: str, *, item: int, is_fifo: bool, now: datet
     attributes = {ID: task_id, KIND: task.kind}
     if task.traceparent is not None:
         attributes[TRACE] = task.traceparent
-    if task.retry != Exponential():
-        attributes[RETRY] = msgspec.json.encode(task.retry).decode()
+    if (retry := effective(task).retry) != DEFAULTS.retry:
+        attributes[RETRY] = msgspec.json.encode(retry).decode()
     entry: dict[str, Any] = {
         "MessageBody": body,
         "MessageAttributes": {name: attribute(text) for name, text in attributes.items()},

@@ -359,7 +359,7 @@ def _not_json(body: Mapping[str, Any], error: Exception) -> Refused:
 
 def _encoding_error(value: Any) -> Exception | None:
     try:
-        _encode(value)
+        _encode(None if value is UNSET else value)
     except _NO_JSON as error:
         return error
     return None

@@ -17,7 +17,7 @@ from leasekit.cli.status import last_error
 from leasekit.cli.workers import unhandled
 from leasekit.client import Client
 from leasekit.errors import LeasekitError
-from leasekit.task import FixedDelays, NewTask, Scheduled, Status, TaskInfo, TaskOptions
+from leasekit.task import FixedDelays, Scheduled, Status, TaskInfo
 
 EXAMPLES = """\b
 Prints the task's id; with --wait its result as JSON, and the id on stderr.
@@ -31,7 +31,7 @@ Examples:
   jq .order order.json | leasekit schedule invoice - --wait --timeout 600
 """
 
-_MAX_ATTEMPTS = NewTask(kind="any").max_attempts
+_NO_LIMIT = 0  # attempts
 
 
 def _moment(text: str) -> datetime:
@@ -44,9 +44,9 @@ def _moment(text: str) -> datetime:
     return at
 
 
-def _attempts(text: str) -> int | None:
+def _attempts(text: str) -> int:
     if text == "none":
-        return None
+        return _NO_LIMIT
     with suppress(ValueError):
         if 1 <= (attempts := int(text)) <= 1_000_000:
             return attempts
@@ -56,7 +56,7 @@ def _attempts(text: str) -> int | None:
 Kind = Annotated[str, typer.Argument(metavar="KIND", help="Kind of the task.", show_default=False)]
 Payload = Annotated[str, typer.Argument(metavar="PAYLOAD", help="JSON for the handler; - reads it from stdin.")]
 TaskId = Annotated[str | None, typer.Option("--id", help="Your own id: the same id is scheduled once.")]
-Priority = Annotated[int, typer.Option(min=0, max=4, help="0 is the most urgent.")]
+Priority = Annotated[int | None, typer.Option(min=0, max=4, help="0 is the most urgent. Default: 2.")]
 At = Annotated[datetime | None, typer.Option(parser=_moment, metavar="TIME", help="Not before this time (RFC 3339).")]
 Delay = Annotated[
     float | None, typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds have passed.")
@@ -68,7 +68,7 @@ After = Annotated[
 DedupeKey = Annotated[str | None, typer.Option(help="One task for each kind and key.")]
 Collection = Annotated[str | None, typer.Option(help="A name under which the task can be listed.")]
 MaxAttempts = Annotated[
-    int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit.")
+    int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit. Default: 25.")
 ]
 RetryWait = Annotated[
     list[float] | None,
@@ -81,7 +81,8 @@ ClaimTimeout = Annotated[
 ]
 HeartbeatTimeout = Annotated[float | None, typer.Option(min=2, help="Ttl that a heartbeat grants. Default: 300.")]
 Expiry = Annotated[
-    Literal["crash", "retry"], typer.Option(help="How a run that times out counts: as a crash, or as an attempt.")
+    Literal["crash", "retry"] | None,
+    typer.Option(help="How a run that times out counts: as a crash (default), or as an attempt."),
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended, and print its result.")]
 Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most; the task goes on.")]
@@ -95,19 +96,19 @@ def schedule(
     *,
     service: options.Service,
     task_id: TaskId = None,
-    priority: Priority = 2,
+    priority: Priority = None,
     at: At = None,
     delay: Delay = None,
     after: After = None,
     dedupe_key: DedupeKey = None,
     collection: Collection = None,
-    max_attempts: MaxAttempts = _MAX_ATTEMPTS,
+    max_attempts: MaxAttempts = None,
     retry_wait: RetryWait = None,
     max_crashes: MaxCrashes = None,
     max_runtime: MaxRuntime = None,
     claim_timeout: ClaimTimeout = None,
     heartbeat_timeout: HeartbeatTimeout = None,
-    expiry: Expiry = "crash",
+    expiry: Expiry = None,
     wait: Wait = False,
     timeout: Timeout = None,
     retry_for: RetryFor = 0,
@@ -125,10 +126,11 @@ def schedule(
         "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "at": at, "delay": delay,
         "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
         "max_crashes": max_crashes, "max_runtime": max_runtime, "claim_timeout": claim_timeout,
-        "heartbeat_timeout": heartbeat_timeout,
+        "heartbeat_timeout": heartbeat_timeout, "priority": priority, "expiry": expiry, "max_attempts": max_attempts,
     }  # fmt: skip
-    chosen: TaskOptions = {"priority": priority, "expiry": expiry, "max_attempts": max_attempts}
-    chosen.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    chosen: Any = {name: value for name, value in given.items() if value is not None}
+    if max_attempts == _NO_LIMIT:
+        chosen["max_attempts"] = None
     value = _parsed(payload)
     with connected(service, retry_for=retry_for, may_create=True) as client:
         created = missing_file(client.url)

@@ -6,7 +6,7 @@ from msgspec import Raw
 
 from leasekit._lifecycle import validation
 from leasekit.errors import Refused
-from leasekit.task import Beat, NewTask, Settlement
+from leasekit.task import Beat, NewTask, Settlement, effective
 from leasekit.wire import (
     MAX_NESTING,
     MAX_PAYLOAD,
@@ -70,6 +70,12 @@ def test_every_item_that_does_not_fit_is_named() -> None:
     with pytest.raises(Refused) as refused:
         validation.check_new_tasks(tasks(Raw(b"1e999"), 1, Raw(b"[1,]")))
     assert [e["item"] for e in refused.value.errors] == [0, 2]
+
+
+def test_a_field_that_is_not_json_is_named_and_not_one_that_is_not_given() -> None:
+    with pytest.raises(Refused) as refused:
+        validation.checked(ScheduleRequest, {"tasks": [NewTask(kind="k", payload=object())]})
+    assert [(error["item"], error["field"]) for error in refused.value.errors] == [(0, "payload")]
 
 
 def test_plain_values_are_measured_as_they_would_travel() -> None:
@@ -159,7 +165,8 @@ def test_an_integral_number_is_an_integer_however_it_is_written() -> None:
         b'{"kind":"c","priority":3.0,"max_attempts":2e1,"max_crashes":4.00,"payload":39.0}]}'
     )
     tasks = validation.read(body, ScheduleRequest).tasks
-    assert [(task.priority, task.max_attempts, task.max_crashes) for task in tasks[::2]] == [(1, 25, 5), (3, 20, 4)]
+    settings = [effective(task) for task in tasks[::2]]
+    assert [(it.priority, it.max_attempts, it.max_crashes) for it in settings] == [(1, 25, 5), (3, 20, 4)]
     assert [bytes(task.payload) for task in tasks[::2]] == [b"[39.0]", b"39.0"]
     assert type(tasks[2].priority) is int
     beat = b'{"worker":"w","beats":[{"id":"a","token":"t","progress":1.0,"progress_seq":7.0}]}'

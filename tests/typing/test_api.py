@@ -8,6 +8,7 @@ from typing import Any, assert_type
 
 import certifi
 import pytest
+from msgspec import UnsetType
 
 import leasekit
 from leasekit import (
@@ -75,6 +76,7 @@ from leasekit.backend import (
     CancelSource,
     Capabilities,
     Claimed,
+    CompleteSettings,
     KindListener,
     NameSource,
     NodeDirectory,
@@ -93,6 +95,7 @@ from leasekit.backend import (
     check_kinds,
     check_limit,
     checked,
+    effective,
 )
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.wire import ClaimRequest
@@ -118,7 +121,10 @@ def test_heartbeats() -> None:
 def test_policies() -> None:
     policies: list[RetryPolicy] = [Exponential(first=2.0), Polynomial(), FixedDelays(waits=[1, 2.5])]
     tasks = [NewTask(kind="k", payload=1, retry=policy) for policy in policies]
-    assert_type(tasks[0].retry, RetryPolicy)
+    assert_type(tasks[0].retry, RetryPolicy | UnsetType)
+    settings = effective(tasks[0])
+    assert_type(settings, CompleteSettings)
+    assert_type(settings.retry, RetryPolicy)
     options: TaskOptions = {"priority": 0, "retry": policies[0]}
     assert options
 

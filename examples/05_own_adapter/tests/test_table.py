@@ -6,7 +6,7 @@ import pytest
 from leasekit_table import TableBackend, put
 
 from leasekit import NewTask
-from leasekit.backend import Backend
+from leasekit.backend import Backend, effective
 from leasekit.testing.contract import BackendContract
 
 
@@ -30,5 +30,5 @@ class TestTable(BackendContract):
 
     async def put(self, backend: Backend, task: NewTask) -> str:
         job = uuid.uuid4().hex
-        put(self.file, job, task.kind, task.payload, task.claim_ttl)
+        put(self.file, job, task.kind, task.payload, effective(task).claim_ttl)
         return job

@@ -75,7 +75,8 @@ def number_fault(task: NewTask) -> tuple[str, str] | None:
     try:
         if b"null" not in msgspec.json.encode(task):
             return None
-        fields = ((name, value) for name in task.__struct_fields__ if (value := getattr(task, name)) is not None)
+        values = ((name, getattr(task, name)) for name in task.__struct_fields__)
+        fields = ((name, value) for name, value in values if value is not None and value is not UNSET)
         name = next((name for name, value in fields if loses_number(value, msgspec.json.encode(value))), None)
     except (TypeError, ValueError, OverflowError, RecursionError):  # not JSON: the service's adapter says why
         return None

@@ -18,10 +18,21 @@ from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Checkpoint, Dedupe, Entity, Filter, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
-from leasekit.task import NAME_PREFIX, Exponential, HistoryEntry, NewTask, Page, Scheduled, Status, TaskInfo, Verdict
+from leasekit.task import (
+    DEFAULTS,
+    NAME_PREFIX,
+    CompleteSettings,
+    HistoryEntry,
+    NewTask,
+    Page,
+    Scheduled,
+    Status,
+    TaskInfo,
+    Verdict,
+    effective,
+)
 from leasekit.wire import traceparent
 
-_DEFAULT_POLICY = Exponential()
 _LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
 _HISTORY = 100  # the latest runs, which are shown
 _PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
@@ -63,7 +74,7 @@ class _Intake:
         digests = tx.digests([row.seq for row in rows.values() if row.id in named]) if rows else {}
         self._known = {row.id: _Known(row.status, row.kind, digests.get(row.seq)) for row in rows.values()}
         self._ids = iter(uuid7s(sum(task.id is None for task in tasks), turn.now, turn.random))
-        self._new: list[tuple[str, bytes, bytes, NewTask]] = []
+        self._new: list[tuple[str, bytes, bytes, NewTask, CompleteSettings]] = []
         self._new_firsts: dict[tuple[str, str], Dedupe] = {}
 
     def take(self, task: NewTask) -> Scheduled:
@@ -94,11 +105,11 @@ class _Intake:
         seq = turn.tx.allocate_seqs(len(self._new))
         entities: list[Entity] = []
         rows: list[Trigger] = []
-        for task_id, payload, digest, task in self._new:
+        for task_id, payload, digest, task, settings in self._new:
             at = _due_at(task, turn.now)
             turn.ready(task.kind, at)
-            entities.append(_entity(seq, task_id, payload, digest, task, at=at, now=turn.now))
-            rows.append(_row(seq, task_id, task, at=at, now=turn.now))
+            entities.append(_entity(seq, task_id, payload, digest, task, settings, at=at, now=turn.now))
+            rows.append(_row(seq, task_id, task, settings, at=at, now=turn.now))
             turn.tell("scheduled", rows[-1])
             seq += 1
         turn.tx.add(entities, rows)
@@ -109,11 +120,12 @@ class _Intake:
         task_id = task.id or next(self._ids)
         payload = to_bytes(task.payload)
         digest = _canonical_digest(payload)
-        self._new.append((task_id, payload, digest, task))
+        settings = effective(task)
+        self._new.append((task_id, payload, digest, task, settings))
         if task.id is not None or task.dedupe_key is not None:
             self._known[task_id] = _Known(Status.NEW, task.kind, digest)
         if task.dedupe_key is not None:
-            until = None if task.dedupe_window is None else self._turn.now + task.dedupe_window
+            until = None if settings.dedupe_window is None else self._turn.now + settings.dedupe_window
             first = Dedupe(task.kind, task.dedupe_key, task_id, until)
             self._firsts[first.kind, first.key] = self._new_firsts[first.kind, first.key] = first
         return Scheduled(id=task_id, created=True, status=Status.NEW)
@@ -123,21 +135,31 @@ def _due_at(task: NewTask, now: float) -> float:
     return now + (task.delay or 0.0) if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)
 
 
-def _entity(seq: int, task_id: str, payload: bytes, digest: bytes, task: NewTask, *, at: float, now: float) -> Entity:
+def _entity(
+    seq: int,
+    task_id: str,
+    payload: bytes,
+    digest: bytes,
+    task: NewTask,
+    settings: CompleteSettings,
+    *,
+    at: float,
+    now: float,
+) -> Entity:
     return Entity(
         seq,
         task_id,
         task.kind,
         task.collection,
-        task.priority,
+        settings.priority,
         now,
         at,
-        task.max_attempts,
-        task.max_crashes,
-        task.max_runtime,
-        task.enqueue_timeout,
-        None if task.retry == _DEFAULT_POLICY else msgspec.json.encode(task.retry),
-        None if task.expiry == "crash" else task.expiry,
+        settings.max_attempts,
+        settings.max_crashes,
+        settings.max_runtime,
+        settings.enqueue_timeout,
+        None if settings.retry == DEFAULTS.retry else msgspec.json.encode(settings.retry),
+        None if settings.expiry == "crash" else settings.expiry,
         task.dedupe_key,
         traceparent(task.traceparent),
         digest,
@@ -145,16 +167,16 @@ def _entity(seq: int, task_id: str, payload: bytes, digest: bytes, task: NewTask
     )
 
 
-def _row(seq: int, task_id: str, task: NewTask, *, at: float, now: float) -> Trigger:
+def _row(seq: int, task_id: str, task: NewTask, settings: CompleteSettings, *, at: float, now: float) -> Trigger:
     return Trigger(
         seq,
         task_id,
         task.kind,
-        task.priority,
-        task.claim_ttl,
-        task.heartbeat_timeout,
+        settings.priority,
+        settings.claim_ttl,
+        settings.heartbeat_timeout,
         next_trigger_at=at,
-        max_runtime=task.max_runtime,
+        max_runtime=settings.max_runtime,
         # Names that nobody uses are forgotten: by this their fences never go back.
         fence=int(1000 * now) if task.kind.startswith(PREFIXES) else 0,
     )

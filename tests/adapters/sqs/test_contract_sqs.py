@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from leasekit.backend import Backend
-from leasekit.task import NewTask
+from leasekit.task import NewTask, effective
 from leasekit.testing.contract import BackendContract
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
@@ -41,7 +41,7 @@ class TestStandardQueue(BackendContract):
     async def put(self, backend: Backend, task: NewTask) -> str:
         assert isinstance(backend, SqsBackend)
         # Who receives decides how long a lease lasts, and these tests have it from the task.
-        object.__setattr__(backend.address, "ttl", int(task.claim_ttl))
+        object.__setattr__(backend.address, "ttl", int(effective(task).claim_ttl))
         (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
         assert answer.created
         return answer.id

@@ -8,7 +8,7 @@ import pytest
 from types_boto3_sqs import SQSClient
 
 from leasekit.backend import Backend
-from leasekit.task import NewTask
+from leasekit.task import NewTask, effective
 from leasekit.testing.contract import BackendContract
 from leasekit_aws.boto_clients import BotoClients
 from leasekit_sqs import Address, SqsBackend
@@ -40,7 +40,7 @@ class TestFifoQueue(BackendContract):
 
     async def put(self, backend: Backend, task: NewTask) -> str:
         assert isinstance(backend, SqsBackend)
-        object.__setattr__(backend.address, "ttl", int(task.claim_ttl))  # who receives decides
+        object.__setattr__(backend.address, "ttl", int(effective(task).claim_ttl))  # who receives decides
         (answer,) = await backend.schedule([NewTask(kind=task.kind, payload=task.payload)])
         assert answer.created
         return answer.id

@@ -37,6 +37,8 @@ from leasekit.task import (
     FixedDelays,
     Health,
     HistoryEntry,
+    KindInfo,
+    KindSettings,
     NewTask,
     NodeInfo,
     Page,
@@ -56,10 +58,10 @@ from leasekit.worker import Worker
 
 __all__ = [
     "AlreadyDone", "BackendError", "Cancelled", "Client", "Closed", "ConfigError", "Draining", "Exponential", "Fatal",
-    "FixedDelays", "Health", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "Lease", "LeaseError", "LeaseEvent",
-    "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease", "NewTask", "NodeInfo",
-    "NotGranted", "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError", "Refused", "RetryPolicy",
-    "Scheduled", "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo", "TaskOptions", "Tasks",
-    "Throttled", "TooLarge", "Unavailable", "UnknownScheme", "Untrusted", "Verdict", "Worker", "WorkerInfo", "connect",
-    "lease", "leased",
+    "FixedDelays", "Health", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "KindInfo", "KindSettings", "Lease",
+    "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease",
+    "NewTask", "NodeInfo", "NotGranted", "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError",
+    "Refused", "RetryPolicy", "Scheduled", "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo",
+    "TaskOptions", "Tasks", "Throttled", "TooLarge", "Unavailable", "UnknownScheme", "Untrusted", "Verdict", "Worker",
+    "WorkerInfo", "connect", "lease", "leased",
 ]  # fmt: skip

@@ -12,10 +12,19 @@ from leasekit._arguments import check_ids, checked_status
 from leasekit._driver.connection import Connection
 from leasekit._driver.retrying import patience, repeat_until_answered
 from leasekit._session import Session
-from leasekit.backend import Backend, NodeDirectory, Purger, Redriver, Scheduler, TaskSink, WorkerDirectory
+from leasekit.backend import (
+    Backend,
+    KindDirectory,
+    NodeDirectory,
+    Purger,
+    Redriver,
+    Scheduler,
+    TaskSink,
+    WorkerDirectory,
+)
 from leasekit.config import check_number
 from leasekit.errors import LeasekitError
-from leasekit.task import NodeInfo, Purged, Redriven, Stats, Status, Vacuumed, WorkerInfo
+from leasekit.task import KindInfo, KindSettings, NodeInfo, Purged, Redriven, Stats, Status, Vacuumed, WorkerInfo
 
 T = TypeVar("T")
 
@@ -55,6 +64,45 @@ class Operating:
     async def anodes(self) -> list[NodeInfo]:
         """Do what `nodes` does, from an event loop."""
         return await self._acall(self._node_directory.nodes)
+
+    def kinds(self) -> list[KindInfo]:
+        """List the kinds that have settings, sorted by name. Raises `LeasekitError` if the backend has none."""
+        return self._call(self._kind_directory.kinds)
+
+    async def akinds(self) -> list[KindInfo]:
+        """Do what `kinds` does, from an event loop."""
+        return await self._acall(self._kind_directory.kinds)
+
+    def kind(self, kind: str) -> KindInfo | None:
+        """Return the settings of a kind; None: it has none. Raises `LeasekitError` if the backend has none at all."""
+        return self._call(partial(self._kind_directory.kind, kind))
+
+    async def akind(self, kind: str) -> KindInfo | None:
+        """Do what `kind` does, from an event loop."""
+        return await self._acall(partial(self._kind_directory.kind, kind))
+
+    def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+        """Replace all settings of a kind, for the tasks of it that are scheduled from now on, by whichever client.
+
+        What a submission says itself, or the handler through which it is scheduled, wins over the settings of its kind.
+        Tasks that were scheduled before keep their options; `retention` counts for them too. Raises `Refused` for
+        settings out of bounds and for kinds of names, and `LeasekitError` if the backend has no settings of kinds.
+        """
+        _check_settings(settings)
+        return self._call(partial(self._kind_directory.set_kind, kind, settings))
+
+    async def aset_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+        """Do what `set_kind` does, from an event loop."""
+        _check_settings(settings)
+        return await self._acall(partial(self._kind_directory.set_kind, kind, settings))
+
+    def delete_kind(self, kind: str) -> None:
+        """Remove the settings of a kind, if it has any: leasekit's defaults hold again. Its tasks stay."""
+        self._call(partial(self._kind_directory.delete_kind, kind))
+
+    async def adelete_kind(self, kind: str) -> None:
+        """Do what `delete_kind` does, from an event loop."""
+        await self._acall(partial(self._kind_directory.delete_kind, kind))
 
     def redrive(
         self,
@@ -222,6 +270,13 @@ class Operating:
             raise LeasekitError(f"{type(backend).__name__} cannot list nodes: ask the service itself")
         return backend
 
+    @property
+    def _kind_directory(self) -> KindDirectory:
+        backend = self._session.connection().backend
+        if not isinstance(backend, KindDirectory):
+            raise LeasekitError(f"{type(backend).__name__} has no settings of kinds: give options with each task")
+        return backend
+
     def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
         return self._session.connection().run(repeat_until_answered(call, self._retry_for, at_most))
 
@@ -268,6 +323,12 @@ class _Redriving:
             return selected
         done = {task.id: task for task in (await self.redrive(ids)).tasks}
         return Redriven(tasks=[done.get(task.id, task) for task in selected.tasks], cursor=selected.cursor)
+
+
+def _check_settings(settings: object) -> None:
+    """Raise TypeError if these are no settings of a kind."""
+    if not isinstance(settings, KindSettings):
+        raise TypeError(f"settings must be leasekit.KindSettings(…), got {type(settings).__name__}")
 
 
 def require_task_sink(backend: Backend) -> TaskSink:

@@ -20,6 +20,8 @@ from leasekit.task import (
     Beat,
     Claimed,
     CompleteSettings,
+    KindInfo,
+    KindSettings,
     NewTask,
     NodeInfo,
     Outcome,
@@ -40,10 +42,11 @@ from leasekit.task import (
 )
 
 __all__ = [
-    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "CompleteSettings", "KindListener", "NameSource",
-    "NewTask", "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged", "Purger", "Redriven", "Redriver", "Scheduled",
-    "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed", "Verdict",
-    "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked", "effective",
+    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "CompleteSettings", "KindDirectory", "KindInfo",
+    "KindListener", "KindSettings", "NameSource", "NewTask", "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged",
+    "Purger", "Redriven", "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo",
+    "TaskSink", "Vacuumed", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds",
+    "check_limit", "checked", "effective",
 ]  # fmt: skip
 
 
@@ -204,6 +207,30 @@ class NodeDirectory(Protocol):
 
     async def nodes(self) -> list[NodeInfo]:
         """List the nodes, also those that have left lately."""
+        ...
+
+
+@runtime_checkable
+class KindDirectory(Protocol):
+    """A backend that also keeps settings of kinds: options for tasks whose submissions do not give them."""
+
+    async def kinds(self) -> list[KindInfo]:
+        """List the kinds that have settings, sorted by name."""
+        ...
+
+    async def kind(self, kind: str) -> KindInfo | None:
+        """Return the settings of a kind; None: it has none."""
+        ...
+
+    async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+        """Replace the settings of a kind. They hold for all tasks that are scheduled once this has returned.
+
+        Tasks that were scheduled before keep their options. A kind of names, `named:` or `once:`, is refused.
+        """
+        ...
+
+    async def delete_kind(self, kind: str) -> None:
+        """Remove the settings of a kind; a kind that has none is left as it is."""
         ...
 
 

@@ -16,10 +16,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 __all__ = [
-    "DEFAULTS", "Beat", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "Health", "HistoryEntry", "Name",
-    "NewTask", "NodeInfo", "Outcome", "Page", "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy",
-    "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task", "TaskDefaults", "TaskInfo", "TaskOptions",
-    "TaskSettings", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo", "effective",
+    "DEFAULTS", "Beat", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "Health", "HistoryEntry",
+    "KindInfo", "KindSettings", "Name", "NewTask", "NodeInfo", "Outcome", "Page", "Polynomial", "ProgressSeq",
+    "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task",
+    "TaskDefaults", "TaskInfo", "TaskOptions", "TaskSettings", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo",
+    "effective",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -152,7 +153,7 @@ class _Discreet(Struct, frozen=True, kw_only=True):
 _PRIVATE = frozenset({"payload", "progress", "result", "error"})
 
 
-class TaskSettings(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class TaskSettings(_Discreet, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The options of a task that its kind can set as well. What is not given (UNSET) comes from the kind's settings.
 
     What these do not set either has leasekit's default, which `CompleteSettings` has.
@@ -183,6 +184,29 @@ class TaskSettings(_Discreet, frozen=True, kw_only=True, omit_defaults=True, for
     dedupe_window: Seconds | UnsetType | None = UNSET
     """Seconds for which a `dedupe_key` counts, as long as the first task is kept; None, the default: until that is
     deleted."""
+
+
+class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """Options for the tasks of a kind whose submissions do not give them, and how long ended tasks are kept.
+
+    What is not set (UNSET) has leasekit's default.
+    """
+
+    retention: Annotated[float, Meta(ge=60, le=10 * 365 * 86400)] | UnsetType = UNSET
+    """Seconds for which ended tasks of the kind are kept, in place of the store's `retention`."""
+
+
+class KindInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The settings of a kind, and when they were changed last."""
+
+    kind: str
+    """The kind."""
+    settings: KindSettings
+    """What the kind sets."""
+    changed_at: Annotated[datetime, Meta(tz=True)]
+    """When the settings were changed last."""
+    changed_by: str | None = None
+    """The name of the client that changed them, or its address; None: the service does not know."""
 
 
 class CompleteSettings(Struct, frozen=True, kw_only=True, gc=False):

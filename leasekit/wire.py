@@ -6,19 +6,31 @@ decoded and encoded again.
 """
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from leasekit.task import Beat, Name, NewTask, Scheduled, Seconds, Settlement, Status, Task, Verdict
+from leasekit.task import (
+    Beat,
+    KindSettings,
+    Name,
+    NewTask,
+    Scheduled,
+    Seconds,
+    Settlement,
+    Status,
+    Task,
+    TaskSettings,
+    Verdict,
+)
 
 __all__ = [
-    "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES",
-    "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER",
-    "STORE_HEADER", "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ClaimAnswer", "ClaimRequest",
-    "ItemError", "NewTaskItem", "OneTask", "OptionalName", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest",
-    "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem", "TaskFilters", "VacuumRequest",
-    "VerdictsAnswer", "traceparent",
+    "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES", "MAX_NODES_TOGETHER",
+    "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER", "STORE_HEADER",
+    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ChangedKind", "ClaimAnswer", "ClaimRequest",
+    "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OneTask", "OptionalName", "Problem", "ProblemType",
+    "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
+    "TaskFilters", "VacuumRequest", "VerdictsAnswer", "given", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -131,6 +143,28 @@ class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
 
 
+class OneKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameter of a request for one kind."""
+
+    kind: Name
+
+
+class ChangedKind(OneKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request that changes a kind: which, and the name of the client, for the log."""
+
+    worker: OptionalName = UNSET
+
+
+class KindRequest(KindSettings, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """New settings of a kind, in place of all old ones: those that are left out have leasekit's defaults."""
+
+
+def given(settings: TaskSettings) -> dict[str, Any]:
+    """Return what is given of these settings, to be checked or sent."""
+    values = {name: getattr(settings, name) for name in settings.__struct_fields__}
+    return {name: value for name, value in values.items() if value is not UNSET}
+
+
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ids: Annotated[list[Name], _Batch]
 
@@ -207,6 +241,7 @@ class ItemError(Struct, frozen=True, kw_only=True, omit_defaults=True):
 ProblemType = Literal[
     "urn:leasekit:problem:refused",  # the content of the request does not fit, now or later
     "urn:leasekit:problem:no-such-task",
+    "urn:leasekit:problem:no-such-kind",  # the kind has no settings
     "urn:leasekit:problem:malformed",  # the body is not JSON: as sent, or damaged on its way
     "urn:leasekit:problem:misdirected",  # the server has no such path, method, host or content type
     "urn:leasekit:problem:later",  # overloaded, failed, or too slow: the request may be repeated

@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 import leasekit
-from leasekit import Client, ConfigError, LeaseLost, NewTask, Refused, Task, Throttled, Unavailable
+from leasekit import Client, ConfigError, KindSettings, LeaseLost, NewTask, Refused, Task, Throttled, Unavailable
 from leasekit._driver.thread import NAME
 from leasekit.backend import Capabilities
 from leasekit.errors import Closed, LeasekitError
@@ -779,3 +779,39 @@ def test_every_process_claims_under_a_name_of_its_own() -> None:
     assert first.worker != second.worker
     assert f":{os.getpid()}:" in first.worker
     assert leasekit.connect("memory://", worker="mine").worker == "mine"
+
+
+# Settings of kinds
+
+
+def test_a_client_sets_reads_and_deletes_the_settings_of_a_kind() -> None:
+    with leasekit.connect("memory://", worker="ada") as client:
+        info = client.set_kind("k", KindSettings(priority=0))
+        assert (info.kind, info.settings, info.changed_by) == ("k", KindSettings(priority=0), "ada")
+        assert client.kind("k") == info
+        assert client.kinds() == [info]
+        client.delete_kind("k")
+        assert client.kind("k") is None
+        assert client.kinds() == []
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_sets_reads_and_deletes_the_settings_of_a_kind() -> None:
+    async with leasekit.connect("memory://") as client:
+        info = await client.aset_kind("k", KindSettings(priority=0))
+        assert await client.akind("k") == info
+        assert await client.akinds() == [info]
+        await client.adelete_kind("k")
+        assert await client.akind("k") is None
+
+
+def test_what_is_no_settings_is_refused_before_it_is_sent() -> None:
+    with leasekit.connect("memory://") as client, pytest.raises(TypeError, match=r"leasekit\.KindSettings"):
+        client.set_kind("k", {"priority": 0})  # type: ignore[arg-type]
+
+
+def test_a_backend_without_settings_of_kinds_says_so() -> None:
+    with leasekit.connect("sqs://queue?region=x") as client:
+        for call in (client.kinds, lambda: client.kind("k"), lambda: client.delete_kind("k")):
+            with pytest.raises(LeasekitError, match="SqsBackend has no settings of kinds: give options with each task"):
+                call()

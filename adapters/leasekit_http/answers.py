@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from leasekit.errors import ProtocolError
-from leasekit.task import Claimed, NodeInfo, Redriven, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
+from leasekit.task import Claimed, KindInfo, NodeInfo, Redriven, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
 T = TypeVar("T")
@@ -98,6 +98,13 @@ class WorkersPage(msgspec.Struct):
     cursor: str | None = None
 
 
+class KindsPage(msgspec.Struct):
+    """A page of the list of kinds."""
+
+    kinds: list[KindInfo]
+    cursor: str | None = None
+
+
 class Nodes(msgspec.Struct):
     """The list of nodes."""
 
@@ -111,6 +118,7 @@ class StatsPage(Stats, frozen=True, kw_only=True):
 
 
 STATS = msgspec.json.Decoder(StatsPage)
+KINDS = msgspec.json.Decoder(KindsPage)
 NODES = msgspec.json.Decoder(Nodes)
 WORKERS = msgspec.json.Decoder(WorkersPage)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)

@@ -19,6 +19,8 @@ from leasekit.errors import ConfigError, ProtocolError, Refused
 from leasekit.task import (
     Beat,
     Claimed,
+    KindInfo,
+    KindSettings,
     NewTask,
     NodeInfo,
     Page,
@@ -33,7 +35,7 @@ from leasekit.task import (
     VerdictWord,
     WorkerInfo,
 )
-from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT
+from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT, given
 from leasekit_http import answers
 from leasekit_http.addresses import addresses, socket_address
 from leasekit_http.headers import checked_headers, headers_of_environment
@@ -43,7 +45,7 @@ from leasekit_http.way import Way, is_loopback
 logger = logging.getLogger("leasekit")
 
 T = TypeVar("T")
-P = TypeVar("P", answers.StatsPage, answers.WorkersPage)
+P = TypeVar("P", answers.StatsPage, answers.WorkersPage, answers.KindsPage)
 Item = TypeVar("Item", NewTask, Beat, Settlement, str)
 
 _MOST_PAGES = 1000  # of a listing: a million kinds or workers
@@ -52,6 +54,8 @@ _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
 _PURGED = msgspec.json.Decoder(Purged)
 _VACUUMED = msgspec.json.Decoder(Vacuumed)
+_KIND = msgspec.json.Decoder(KindInfo)
+_ANY = msgspec.json.Decoder()
 
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # and others, whose names nobody knows
 
@@ -173,6 +177,26 @@ class HttpBackend:
     async def nodes(self) -> list[NodeInfo]:
         return (await self._get("/v1/nodes", answers.NODES)).nodes
 
+    async def kinds(self) -> list[KindInfo]:
+        return [info for page in await self._pages("/v1/kinds", answers.KINDS) for info in page.kinds]
+
+    async def kind(self, kind: str) -> KindInfo | None:
+        try:
+            return await self._get(f"/v1/kinds/{_segment(kind)}", _KIND)
+        except NotThere:
+            return None
+
+    async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+        return await self._change_kind("PUT", kind, _encoded(given(settings)), _KIND)
+
+    async def delete_kind(self, kind: str) -> None:
+        await self._change_kind("DELETE", kind, None, _ANY)
+
+    async def _change_kind(self, method: str, kind: str, body: bytes | None, decoder: msgspec.json.Decoder[T]) -> T:
+        path = f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}"
+        read = partial(answers.decode, decoder=decoder)
+        return await self._transport.send(method, path, body, read, timeout=self._timeout)
+
     async def purge(self, **options: Any) -> Purged:
         return await self._operate("/v1/tasks/purge", options, _PURGED)
 
@@ -267,11 +291,11 @@ def _moved(refused: Refused, *, by: int) -> Refused:
     return Refused(str(refused), errors=errors)
 
 
-def _segment(task_id: str) -> str:
-    """Return an id as one segment of a path. Dots are quoted too, because `..` would be resolved before sending."""
-    if not task_id:
-        raise Refused("a task's id must not be empty")
-    return _quoted(task_id).replace(".", "%2E")
+def _segment(name: str) -> str:
+    """Return an id or a kind as one segment of a path. Dots are quoted too: `..` would be resolved before sending."""
+    if not name or "/" in name:  # a server, or a proxy before it, takes %2F for a slash
+        raise Refused(f"{name!r} cannot be the name of anything: it must not be empty, and have no slash")
+    return _quoted(name).replace(".", "%2E")
 
 
 def _quoted(name: str) -> str:

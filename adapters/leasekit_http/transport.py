@@ -93,6 +93,14 @@ class Transport:
         async with self._room if is_patient else contextlib.nullcontext():
             return await self._first_answer(ask, owed_after=owed_after, is_one_try=is_one_try)
 
+    async def send(
+        self, method: str, path: str, body: bytes | None, read: Callable[[bytes], T], *, timeout: float
+    ) -> T:
+        """Send a request of another method, which may be repeated, and return its answer as decoded by `read`."""
+        ask = functools.partial(self._request, method, path, read, body=body, timeout=timeout)
+        self._client_of_loop()
+        return await self._first_answer(ask)
+
     async def get(self, path: str, read: Callable[[bytes], T], *, timeout: float) -> T:
         """Send a GET and return its answer as decoded by `read`. Raises `NotThere` if the server has no such task."""
         self._client_of_loop()
@@ -246,6 +254,9 @@ async def _read_body(response: httpx.Response, at_most: int) -> bytes:
     return bytes(raw)
 
 
+_NOT_THERE = ("urn:leasekit:problem:no-such-task", "urn:leasekit:problem:no-such-kind")
+
+
 def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> BackendError:
     """Return the error for an answer whose status is not 200, to a request with this body; None: to a GET."""
     status, problem = response.status_code, _problem(response, raw)
@@ -255,7 +266,7 @@ def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> B
     if problem is not None:
         if problem.type == "urn:leasekit:problem:refused":
             return Refused(problem.detail, errors=msgspec.to_builtins(problem.errors or ()))
-        if problem.type == "urn:leasekit:problem:no-such-task" and request is None:
+        if problem.type in _NOT_THERE and request is None:
             return NotThere(says)
         if problem.type == "urn:leasekit:problem:malformed" and request is not None and not _is_json(request):
             return Refused(says)

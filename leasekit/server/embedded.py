@@ -21,6 +21,8 @@ from leasekit.server.engine import Engine
 from leasekit.task import (
     Beat,
     Claimed,
+    KindInfo,
+    KindSettings,
     NewTask,
     NodeInfo,
     Page,
@@ -101,6 +103,24 @@ class DirectBackend:
 
     async def nodes(self) -> list[NodeInfo]:
         return await (await self._engine()).nodes()
+
+    async def kinds(self) -> list[KindInfo]:
+        return await (await self._engine()).kinds()
+
+    async def kind(self, kind: str) -> KindInfo | None:
+        checked(wire.OneKind, {"kind": kind})
+        return next((info for info in await self.kinds() if info.kind == kind), None)
+
+    async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+        checked(wire.OneKind, {"kind": kind})
+        given = checked(wire.KindRequest, wire.given(settings))
+        info = await (await self._engine()).set_kind(kind, given, by=self.worker)
+        assert info is not None  # noqa: S101 - it was just set
+        return info
+
+    async def delete_kind(self, kind: str) -> None:
+        checked(wire.OneKind, {"kind": kind})
+        await (await self._engine()).set_kind(kind, None, by=self.worker)
 
     async def purge(self, **options: Any) -> Purged:
         return await (await self._engine()).purge(checked(wire.PurgeRequest, options))

@@ -22,7 +22,7 @@ from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.neighbours import Neighbours
-from leasekit.server.roles import backlog, claims, consumer, frontend, hsc, redrive
+from leasekit.server.roles import backlog, claims, consumer, frontend, hsc, kinds, redrive
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.store import Filter, SharedStore, Space, Store, View
@@ -31,6 +31,8 @@ from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 from leasekit.task import (
     Beat,
     Claimed,
+    KindInfo,
+    KindSettings,
     NewTask,
     NodeInfo,
     Page,
@@ -262,6 +264,17 @@ class Engine:
         running = await self._read(lambda view: view.holders())
         return self._directory.workers(running, [] if self.neighbours is None else await self.neighbours.workers())
 
+    async def kinds(self) -> list[KindInfo]:
+        """Return the kinds that have settings, sorted by name."""
+        return await self._read(kinds.listed)
+
+    async def set_kind(self, kind: str, settings: KindSettings | None, *, by: str | None) -> KindInfo | None:
+        """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on."""
+        kinds.check_kind(kind)
+        info: KindInfo | None = await self.commit.ask(_SET_KIND, kinds.KindChange(kind, settings, by), size=1)
+        logger.info("%s has %s", by or "a client", kinds.described(kind, settings))
+        return info
+
     async def nodes(self) -> list[NodeInfo]:
         """List the nodes that share the store, also those that have left lately; this process alone, if none do."""
         if self.neighbours is not None:
@@ -461,7 +474,8 @@ _CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000)
 _CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
 _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
 _REDRIVE = RequestClass("redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000)
+_SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True)  # last: see `KindDefaults`
 _PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
-_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _REDRIVE, *SWEEPING, _PROBE)
+_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _REDRIVE, _SET_KIND, *SWEEPING, _PROBE)
 """The order in which classes are served under load: heartbeats first."""

@@ -19,7 +19,16 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
-from leasekit.backend import Backend, CancelSource, NodeDirectory, Purger, Redriver, Scheduler, WorkerDirectory
+from leasekit.backend import (
+    Backend,
+    CancelSource,
+    KindDirectory,
+    NodeDirectory,
+    Purger,
+    Redriver,
+    Scheduler,
+    WorkerDirectory,
+)
 from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
@@ -28,7 +37,7 @@ from leasekit.server.local_socket import LONGEST, beside, socket_path, store_pat
 from leasekit.server.store import RETENTION, Store
 from leasekit.server.store.sqlite.lock import is_reserved, one_user
 from leasekit.server.store.urls import open_store
-from leasekit.task import NodeInfo, Purged, Vacuumed, WorkerInfo
+from leasekit.task import KindInfo, KindSettings, NodeInfo, Purged, Vacuumed, WorkerInfo
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -40,7 +49,9 @@ _WATCH = 0.5  # seconds between two looks at whether a server has reserved the s
 _LOOK = 0.02  # seconds between two looks at whether something has happened
 
 
-class _Service(Backend, Scheduler, CancelSource, WorkerDirectory, NodeDirectory, Redriver, Purger, Protocol):
+class _Service(
+    Backend, Scheduler, CancelSource, WorkerDirectory, NodeDirectory, KindDirectory, Redriver, Purger, Protocol
+):
     pass
 
 
@@ -79,6 +90,22 @@ class SharedBackend(ForwardingScheduler):
     async def vacuum(self) -> Vacuumed:
         """Give free space of the file back, one step: see `Purger`."""
         return cast("Vacuumed", await self._call("vacuum"))
+
+    async def kinds(self) -> list[KindInfo]:
+        """List the kinds that have settings: see `KindDirectory`, like all that follow."""
+        return cast("list[KindInfo]", await self._call("kinds"))
+
+    async def kind(self, kind: str) -> KindInfo | None:
+        """Return the settings of a kind."""
+        return cast("KindInfo | None", await self._call("kind", kind))
+
+    async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+        """Replace the settings of a kind."""
+        return cast("KindInfo", await self._call("set_kind", kind, settings))
+
+    async def delete_kind(self, kind: str) -> None:
+        """Remove the settings of a kind."""
+        await self._call("delete_kind", kind)
 
     async def aclose(self) -> None:
         """Close the engine, or the connections to the other process. Leases are not touched."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from leasekit.server.store import Trigger, Tx
+from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.task import Status
 
 _ENDS = frozenset({"settled", "expired"})  # events that end a run
@@ -34,14 +35,14 @@ class NewlyDue(NamedTuple):
 
 
 class TaskEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Something that happened to a task, or to a worker."""
+    """Something that happened to a task, to a worker, or to the settings of a kind."""
 
     event: str
     at: datetime
     id: str | None = None
     kind: str | None = None
     status: Status | None = None  # the status after the event
-    worker: str | None = None
+    worker: str | None = None  # of `kind_changed`: the client that changed it
     outcome: str | None = None  # the outcome of a run that was settled
 
 
@@ -50,13 +51,21 @@ class UnitOfWork:
 
     __slots__ = (
         "_at", "_due", "_later", "counted", "ended", "granted",
-        "happened", "instant", "is_repeated", "now", "random", "started", "tx",
+        "happened", "instant", "is_repeated", "kinds", "now", "random", "started", "tx",
     )  # fmt: skip
 
     def __init__(
-        self, tx: Tx, *, now: float, instant: float, random: _random.Random, is_repeated: bool = False
+        self,
+        tx: Tx,
+        *,
+        now: float,
+        instant: float,
+        random: _random.Random,
+        is_repeated: bool = False,
+        kinds: KindDefaults | None = None,
     ) -> None:
         self.tx = tx
+        self.kinds = kinds or KindDefaults()  # what kinds set for their tasks
         self.is_repeated = is_repeated  # the requests may have been applied already: the result of a commit is unknown
         self.now = now  # the store's time, by which tasks are due
         self.instant = instant  # the same moment by the clock without steps, for ends of leases and waits
@@ -104,6 +113,12 @@ class UnitOfWork:
                 outcome=outcome,
             )
         )
+
+    def tell_of_kind(self, kind: str, by: str | None) -> None:
+        """Record that the settings of a kind have changed."""
+        if self.happened is not None:
+            at = datetime.fromtimestamp(self.now, UTC)
+            self.happened.append(TaskEvent(event="kind_changed", at=at, kind=kind, worker=by))
 
     def readied(self) -> dict[str, NewlyDue]:
         return {

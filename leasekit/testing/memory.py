@@ -21,15 +21,18 @@ from uuid import uuid4
 
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
-from leasekit.server.roles import claims, consumer, frontend, hsc, redrive, retention
+from leasekit.server.roles import claims, consumer, frontend, hsc, kinds, redrive, retention
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.store import RETENTION, Filter, View
+from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
     Beat,
     Claimed,
+    KindInfo,
+    KindSettings,
     NewTask,
     NodeInfo,
     Page,
@@ -114,6 +117,7 @@ class MemoryService:
         self._directory = Directory()
         self._id, self._started_at = uuid4().hex, math.inf  # at the first request
         self._cancel_hints = CancelHints()
+        self._kinds = KindDefaults()
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: one answer for each, in order."""
@@ -214,13 +218,25 @@ class MemoryService:
         with self._turn() as turn:
             return only_node(self._id, started_at=self._started_at, now=turn.now)
 
+    async def kinds(self) -> list[KindInfo]:
+        """Return the kinds that have settings, sorted by name."""
+        with self._view() as view:
+            return kinds.listed(view)
+
+    async def set_kind(self, kind: str, settings: KindSettings | None, *, by: str | None) -> KindInfo | None:
+        """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on."""
+        kinds.check_kind(kind)
+        with self._turn() as turn:
+            (info,) = kinds.change(turn, [kinds.KindChange(kind, settings, by)])
+        return info
+
     @contextmanager
     def _turn(self) -> Generator[UnitOfWork]:
         """Open a transaction, after all leases that have ended by now are expired in it."""
         with self._lock, self._store.transaction() as tx:
             now = self._latest = max(self._latest, self._clock())
             self._started_at = min(self._started_at, now)
-            turn = UnitOfWork(tx, now=now, instant=now, random=self._random)
+            turn = UnitOfWork(tx, now=now, instant=now, random=self._random, kinds=self._kinds)
             consumer.reap(turn, limit=sys.maxsize)
             old = retention.choose(tx, Filter(), until=now - RETENTION, cursor=None)
             retention.remove(turn, [old.removal])

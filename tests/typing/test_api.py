@@ -27,6 +27,8 @@ from leasekit import (
     HistoryEntry,
     Idle,
     IdleTimeout,
+    KindInfo,
+    KindSettings,
     Lease,
     LeaseError,
     LeaseEvent,
@@ -77,6 +79,7 @@ from leasekit.backend import (
     Capabilities,
     Claimed,
     CompleteSettings,
+    KindDirectory,
     KindListener,
     NameSource,
     NodeDirectory,
@@ -167,6 +170,12 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(client.wait_tasks(info.id, timeout=30), list[TaskInfo])
     assert_type(client.workers(), list[WorkerInfo])
     assert_type(client.nodes(), list[NodeInfo])
+    info_of_kind = client.set_kind("k", KindSettings(max_attempts=3, retention=3600))
+    assert_type(info_of_kind, KindInfo)
+    assert_type(info_of_kind.settings.retention, float | UnsetType)
+    assert_type(client.kind("k"), KindInfo | None)
+    assert_type(client.kinds(), list[KindInfo])
+    assert_type(client.delete_kind("k"), None)
     assert_type(client.health(), Health)
     assert_type(client.health().trust_left, float | None)
     assert_type(client.redrive(info.id, rate=5), Redriven)
@@ -185,6 +194,10 @@ async def test_the_same_from_an_event_loop(client: Client) -> None:
     assert_type(await client.await_tasks(scheduled.id), list[TaskInfo])
     assert_type(await client.aworkers(), list[WorkerInfo])
     assert_type(await client.anodes(), list[NodeInfo])
+    assert_type(await client.aset_kind("k", KindSettings()), KindInfo)
+    assert_type(await client.akind("k"), KindInfo | None)
+    assert_type(await client.akinds(), list[KindInfo])
+    assert_type(await client.adelete_kind("k"), None)
     assert_type(await client.aredrive(kind="k", limit=5), Redriven)
 
 
@@ -364,6 +377,7 @@ def test_backends() -> None:
     sink: TaskSink = scheduler
     assert isinstance(sink, WorkerDirectory)
     assert isinstance(sink, NodeDirectory)
+    assert isinstance(sink, KindDirectory)
     assert isinstance(sink, CancelSource)
     assert not isinstance(sink, KindListener)
     assert not isinstance(sink, NameSource)

@@ -151,7 +151,7 @@ def _document() -> bytes:
     return document(OPERATIONS)
 
 
-_OPENAPI = Operation(HTTPMethod.GET, "/openapi.json", _openapi, None, dict, JSON, {})
+_OPENAPI = Operation(HTTPMethod.GET, "/openapi.json", _openapi, None, None, dict, JSON, {})
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,7 +6,6 @@ tests send them.
 
 import re
 from collections.abc import Sequence
-from http import HTTPMethod
 from importlib.metadata import version
 from typing import Any
 
@@ -38,6 +37,7 @@ EXAMPLES: dict[str, Any] = {
         "results": [{"id": "report-7", "token": "a-token-from-a-claim", "outcome": "success", "result": {"pages": 12}}],
     },
     "CancelRequest": {"ids": ["report-7"]},
+    "KindRequest": {"max_attempts": 3, "heartbeat_timeout": 60, "retry": {"policy": "polynomial"}, "retention": 604800},
     "PurgeRequest": {"kind": "report", "status": "success", "older_than": 604800},
     "VacuumRequest": {},
     "RedriveRequest": {"kind": "report", "status": "dead", "limit": 200, "dry_run": True},
@@ -59,14 +59,16 @@ _SELECTIONS = [
 
 
 def document(operations: Sequence[Operation]) -> bytes:
-    types = {type_ for each in operations for type_ in (each.data, each.answer, Problem) if _is_struct(type_)}
+    types = {
+        type_ for each in operations for type_ in (each.params, each.body, each.answer, Problem) if _is_struct(type_)
+    }
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, schemas)
     for operation in operations:
-        if operation.data is not None and operation.method == HTTPMethod.GET:
-            schemas.pop(operation.data.__name__, None)
+        if operation.params is not None:
+            schemas.pop(operation.params.__name__, None)
     described = {
         "openapi": "3.1.0",
         "info": {
@@ -97,11 +99,11 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "description": re.sub(r"\n +", "\n", operation.run.__doc__ or "").strip(),
         "responses": responses,
     }
-    if operation.data is None:
-        return described
-    if operation.method == HTTPMethod.POST:
-        return described | {"requestBody": {"required": True, "content": {JSON: _reference(operation.data)}}}
-    return described | {"parameters": _parameters(operation, schemas[operation.data.__name__])}
+    if operation.params is not None:
+        described["parameters"] = _parameters(operation, schemas[operation.params.__name__])
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: _reference(operation.body)}}
+    return described
 
 
 def _reference(type_: type[Any]) -> dict[str, Any]:
@@ -109,8 +111,8 @@ def _reference(type_: type[Any]) -> dict[str, Any]:
 
 
 def _parameters(operation: Operation, schema: dict[str, Any]) -> list[dict[str, Any]]:
-    assert operation.data is not None  # noqa: S101
-    headers = {field.encode_name: header_of(field.type) for field in msgspec.structs.fields(operation.data)}
+    assert operation.params is not None  # noqa: S101
+    headers = {field.encode_name: header_of(field.type) for field in msgspec.structs.fields(operation.params)}
     return [
         {
             "name": headers[name] or name,

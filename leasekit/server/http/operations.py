@@ -1,7 +1,7 @@
 """Operations: what the server does at one path by one method. The OpenAPI document lists them.
 
-The types of an operation are those of its function: `data` is the class of the body (POST) or of the parameters (GET),
-the function's result is the class of the answer, and its docstring is the description.
+The types of an operation are those of its function: `body` and `params` are the classes of the body and of the
+parameters, the function's result is the class of the answer, and its docstring is the description.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -29,18 +29,20 @@ class Operation:
     method: HTTPMethod
     path: str
     run: _Run
-    data: type[Struct] | None
+    params: type[Struct] | None
+    body: type[Struct] | None
     answer: type[Any]
     media_type: str
     refusals: Mapping[int, str]
     """The reason of each refusal, by status."""
 
     async def __call__(self, request: ApiRequest) -> Any:
-        if self.data is None:
-            return await self.run(request)
-        if self.method == HTTPMethod.POST:
-            return await self.run(request, await request.decode(self.data))
-        return await self.run(request, _parameters(request, self.data))
+        given: dict[str, Any] = {}
+        if self.params is not None:
+            given["params"] = _parameters(request, self.params)
+        if self.body is not None:
+            given["body"] = await request.decode(self.body)
+        return await self.run(request, **given)
 
 
 def get(path: str, refusals: Mapping[int, str], *, media_type: str = JSON) -> Callable[[_Run], Operation]:
@@ -49,6 +51,14 @@ def get(path: str, refusals: Mapping[int, str], *, media_type: str = JSON) -> Ca
 
 def post(path: str, refusals: Mapping[int, str], *, answer: type[Struct] | None = None) -> Callable[[_Run], Operation]:
     return lambda run: _operation(HTTPMethod.POST, path, run, JSON, refusals, answer)
+
+
+def put(path: str, refusals: Mapping[int, str]) -> Callable[[_Run], Operation]:
+    return lambda run: _operation(HTTPMethod.PUT, path, run, JSON, refusals)
+
+
+def delete(path: str, refusals: Mapping[int, str]) -> Callable[[_Run], Operation]:
+    return lambda run: _operation(HTTPMethod.DELETE, path, run, JSON, refusals)
 
 
 def _operation(
@@ -60,7 +70,8 @@ def _operation(
     answer: type[Struct] | None = None,
 ) -> Operation:
     types = get_type_hints(run)
-    return Operation(method, path, run, types.get("data"), answer or types["return"], media_type, refusals)
+    params, body = types.get("params"), types.get("body")
+    return Operation(method, path, run, params, body, answer or types["return"], media_type, refusals)
 
 
 def _parameters(request: ApiRequest, type_: type[Struct]) -> Struct:

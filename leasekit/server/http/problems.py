@@ -43,6 +43,13 @@ class UnknownTask(HTTPException):
         super().__init__(404, f"there is no task {task_id!r}")
 
 
+class UnknownKind(HTTPException):
+    """The route exists, but this kind has no settings."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(404, f"the kind {kind!r} has no settings")
+
+
 def problem_of(request: Request, error: Exception) -> Response:
     match error:
         case Refused():
@@ -67,6 +74,7 @@ _TYPES: Mapping[type[HTTPException], ProblemType] = {
     Malformed: "urn:leasekit:problem:malformed",
     TooDeep: "urn:leasekit:problem:refused",
     UnknownTask: "urn:leasekit:problem:no-such-task",
+    UnknownKind: "urn:leasekit:problem:no-such-kind",
 }
 
 

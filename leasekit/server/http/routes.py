@@ -11,19 +11,22 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from leasekit.server.http.metrics import CONTENT_TYPE
-from leasekit.server.http.operations import Operation, get, post
-from leasekit.server.http.problems import UnknownTask
+from leasekit.server.http.operations import Operation, delete, get, post, put
+from leasekit.server.http.problems import UnknownKind, UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.task import NodeInfo, Page, Purged, Redriven, TaskInfo, Vacuumed, Verdict, WorkerInfo
+from leasekit.task import KindInfo, NodeInfo, Page, Purged, Redriven, TaskInfo, Vacuumed, Verdict, WorkerInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
     BeatsRequest,
     CancelRequest,
     CancelsRequest,
+    ChangedKind,
     ClaimAnswer,
     ClaimRequest,
+    KindRequest,
+    OneKind,
     OneTask,
     OptionalName,
     PurgeRequest,
@@ -79,6 +82,20 @@ class WorkersAnswer(Struct, frozen=True, kw_only=True):
     """Where the next page begins; null: this is the last page."""
 
 
+class KindsAnswer(Struct, frozen=True, kw_only=True):
+    """The kinds that have settings."""
+
+    kinds: list[KindInfo]
+    cursor: str | None = None
+    """Where the next page begins; null: this is the last page."""
+
+
+class KindDeleted(Struct, frozen=True, kw_only=True):
+    """A kind that has no settings any longer."""
+
+    kind: str
+
+
 class NodesAnswer(Struct, frozen=True, kw_only=True):
     """The nodes of the service, also those that have left lately: up to a thousand, the last ones that were seen."""
 
@@ -107,115 +124,115 @@ _WRITES = _READS | {
 
 
 @post("/v1/tasks", _WRITES)
-async def schedule(request: ApiRequest, data: ScheduleRequest) -> ScheduleAnswer:
+async def schedule(request: ApiRequest, body: ScheduleRequest) -> ScheduleAnswer:
     """Schedule tasks, which are durable when the answer is sent. An id, or a live dedupe key, makes one task only."""
-    return ScheduleAnswer(tasks=await request.parts.engine.schedule(data.tasks))
+    return ScheduleAnswer(tasks=await request.parts.engine.schedule(body.tasks))
 
 
 @get("/v1/tasks/{task_id}", _READS | {404: "There is no task with this id."})
-async def get_task(request: ApiRequest, data: OneTask) -> TaskInfo:
+async def get_task(request: ApiRequest, params: OneTask) -> TaskInfo:
     """Get everything about one task, and how its runs ended."""
-    info = await request.parts.engine.get(data.task_id)
+    info = await request.parts.engine.get(params.task_id)
     if info is None:
-        raise UnknownTask(data.task_id)
+        raise UnknownTask(params.task_id)
     return info
 
 
 @get("/v1/tasks", _READS)
-async def list_tasks(request: ApiRequest, data: TaskFilters) -> Page:
+async def list_tasks(request: ApiRequest, params: TaskFilters) -> Page:
     """List the tasks that match all filters, oldest or (`newest=true`) newest first; `cursor` begins the next page."""
     return await request.parts.engine.list_tasks(
-        kind=data.kind or None,
-        status=data.status or None,
-        collection=data.collection or None,
-        worker=data.worker or None,
-        newest=data.newest,
-        cursor=data.cursor or None,
-        limit=data.limit,
+        kind=params.kind or None,
+        status=params.status or None,
+        collection=params.collection or None,
+        worker=params.worker or None,
+        newest=params.newest,
+        cursor=params.cursor or None,
+        limit=params.limit,
     )
 
 
 @post("/v1/tasks/cancel", _WRITES)
-async def cancel(request: ApiRequest, data: CancelRequest) -> VerdictsAnswer:
+async def cancel(request: ApiRequest, body: CancelRequest) -> VerdictsAnswer:
     """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
-    return VerdictsAnswer(verdicts=await request.parts.engine.cancel(data.ids))
+    return VerdictsAnswer(verdicts=await request.parts.engine.cancel(body.ids))
 
 
 @post("/v1/cancels", _WRITES)
-async def cancels(request: ApiRequest, data: CancelsRequest) -> VerdictsAnswer:
+async def cancels(request: ApiRequest, body: CancelsRequest) -> VerdictsAnswer:
     """Wait for a cancel request of a task that the worker holds: a hint to send its next heartbeat now."""
-    ids = await request.parts.engine.cancels(worker=data.worker, wait=min(data.wait, MAX_WAIT))
+    ids = await request.parts.engine.cancels(worker=body.worker, wait=min(body.wait, MAX_WAIT))
     return VerdictsAnswer(verdicts=[Verdict(id=task_id, verdict="cancel_requested") for task_id in ids])
 
 
 @post("/v1/tasks/redrive", _WRITES)
-async def redrive(request: ApiRequest, data: RedriveRequest) -> Redriven:
+async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
     """Redrive: make dead tasks ready again, as new lives. Each task has its own verdict, by position.
 
     `redriven`; `redrivable` in a dry run; `gone` if unknown; `failed` with a `reason` if the task cannot be redriven,
     for example because its dedupe key belongs to another live task by now. `cursor` of the answer: where the filters
     go on.
     """
-    return await request.parts.engine.redrive(data)
+    return await request.parts.engine.redrive(body)
 
 
 @post("/v1/tasks/purge", _WRITES)
-async def purge(request: ApiRequest, data: PurgeRequest) -> Purged:
+async def purge(request: ApiRequest, body: PurgeRequest) -> Purged:
     """Remove ended tasks, one step: the `cursor` of the answer begins the next. `dry_run` counts all at once instead.
 
     Tasks that have not ended are never removed. A step that is repeated removes what is left, and counts only that.
     """
-    return await request.parts.engine.purge(data)
+    return await request.parts.engine.purge(body)
 
 
 @post("/v1/vacuum", _WRITES)
-async def vacuum(request: ApiRequest, data: VacuumRequest) -> Vacuumed:
+async def vacuum(request: ApiRequest, body: VacuumRequest) -> Vacuumed:
     """Shorten the store's file by a part of its free space; repeat the request until `left` is 0, or `freed` is."""
     return await request.parts.engine.vacuum()
 
 
 @post("/v1/claims", _WRITES, answer=ClaimAnswer)
-async def claim(request: ApiRequest, data: ClaimRequest) -> ClaimResponse:
+async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
     """Claim up to `limit` tasks; wait up to `wait` seconds for the first. Claims may be repeated by `claim_id`.
 
     A repeat with `limit` 0 ends the claim: nothing is granted to it from then on, and the answer has no payloads.
     """
-    parts, key = request.parts, (data.worker, data.claim_id)
-    if data.limit:
+    parts, key = request.parts, (body.worker, body.claim_id)
+    if body.limit:
         await parts.sending.wait(key)
-    wait = min(data.wait, MAX_WAIT)
+    wait = min(body.wait, MAX_WAIT)
     claiming = parts.engine.claim(
-        worker=data.worker, kinds=data.kinds, limit=data.limit, wait=wait, claim_id=data.claim_id
+        worker=body.worker, kinds=body.kinds, limit=body.limit, wait=wait, claim_id=body.claim_id
     )
     claimed = await (parts.polls.wait(claiming, request.receive) if wait else claiming)
     return parts.sending.begin(key, claimed)
 
 
 @post("/v1/heartbeats", _WRITES)
-async def heartbeat(request: ApiRequest, data: BeatsRequest) -> VerdictsAnswer:
+async def heartbeat(request: ApiRequest, body: BeatsRequest) -> VerdictsAnswer:
     """Renew leases. Each beat has its own verdict, by position: `renewed`, `gone` or `throttled`."""
-    return VerdictsAnswer(verdicts=await request.parts.engine.heartbeat(data.worker, data.beats))
+    return VerdictsAnswer(verdicts=await request.parts.engine.heartbeat(body.worker, body.beats))
 
 
 @post("/v1/results", _WRITES)
-async def results(request: ApiRequest, data: ResultsRequest) -> VerdictsAnswer:
+async def results(request: ApiRequest, body: ResultsRequest) -> VerdictsAnswer:
     """Settle runs. Each result has its own verdict, by position: `settled`, `gone`, `failed` or `throttled`."""
-    return VerdictsAnswer(verdicts=await request.parts.engine.results(data.worker, data.results))
+    return VerdictsAnswer(verdicts=await request.parts.engine.results(body.worker, body.results))
 
 
 @get("/v1/stats", _READS)
-async def stats(request: ApiRequest, data: NamePage) -> StatsAnswer:
+async def stats(request: ApiRequest, params: NamePage) -> StatsAnswer:
     """Count the tasks of each kind in each status; the `cursor` of the answer begins the next page of kinds."""
     kinds = (await request.parts.engine.stats()).kinds
-    names, cursor = _page(kinds, data)
+    names, cursor = _page(kinds, params)
     return StatsAnswer(kinds={name: kinds[name] for name in names}, cursor=cursor)
 
 
 @get("/v1/workers", _READS)
-async def workers(request: ApiRequest, data: NamePage) -> WorkersAnswer:
+async def workers(request: ApiRequest, params: NamePage) -> WorkersAnswer:
     """List the workers that hold leases or called lately; the `cursor` of the answer begins the next page."""
     found = {worker.name: worker for worker in await request.parts.engine.workers()}
-    names, cursor = _page(found, data)
+    names, cursor = _page(found, params)
     return WorkersAnswer(workers=[found[name] for name in names], cursor=cursor)
 
 
@@ -232,20 +249,57 @@ def _page(names: Iterable[str], wanted: NamePage) -> tuple[list[str], str | None
     return page, page[-1] if len(page) < len(after) else None
 
 
+@get("/v1/kinds", _READS)
+async def list_kinds(request: ApiRequest, params: NamePage) -> KindsAnswer:
+    """List the kinds that have settings; the `cursor` of the answer begins the next page."""
+    found = {info.kind: info for info in await request.parts.engine.kinds()}
+    names, cursor = _page(found, params)
+    return KindsAnswer(kinds=[found[name] for name in names], cursor=cursor)
+
+
+@get("/v1/kinds/{kind}", _READS | {404: "The kind has no settings."})
+async def get_kind(request: ApiRequest, params: OneKind) -> KindInfo:
+    """Get the settings of a kind: what its tasks have where a submission does not say otherwise."""
+    for info in await request.parts.engine.kinds():
+        if info.kind == params.kind:
+            return info
+    raise UnknownKind(params.kind)
+
+
+@put("/v1/kinds/{kind}", _WRITES)
+async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) -> KindInfo:
+    """Replace all settings of a kind, for tasks that are scheduled from then on. `worker` is for the log."""
+    info = await request.parts.engine.set_kind(params.kind, body, by=_client(request, params))
+    assert info is not None  # noqa: S101 - it was just set
+    return info
+
+
+@delete("/v1/kinds/{kind}", _READS)
+async def delete_kind(request: ApiRequest, params: ChangedKind) -> KindDeleted:
+    """Remove the settings of a kind, if it has any. `worker` is for the log."""
+    await request.parts.engine.set_kind(params.kind, None, by=_client(request, params))
+    return KindDeleted(kind=params.kind)
+
+
+def _client(request: ApiRequest, params: ChangedKind) -> str | None:
+    return params.worker or (None if request.client is None else request.client.host)
+
+
 @get("/v1/events", _READS, media_type="text/event-stream")
-async def events(request: ApiRequest, data: EventFilters) -> StreamingResponse:
+async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse:
     """Stream the events of tasks and workers, as Server-Sent Events; `kind` and `task` are filters.
 
     `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested`, `cancelled` or `redriven`;
-    of workers `joined` or `left`. `data` is JSON: `event`, `at`, and if they apply, `id`, `kind`, `status` (after the
-    event), `worker`, `outcome`. A client that reconnects with `Last-Event-ID` gets the events since then, after a
-    `missed` if some are no longer kept. A client that reads too slowly is dropped. Comments show a live stream.
+    of workers `joined` or `left`; of kinds `kind_changed`. `data` is JSON: `event`, `at`, and if they apply, `id`,
+    `kind`, `status` (after the event), `worker`, `outcome`. A client that reconnects with `Last-Event-ID` gets the
+    events since then, after a `missed` if some are no longer kept. A client that reads too slowly is dropped. Comments
+    show a live stream.
 
     Events of other servers of the same database come too, from a few seconds after the stream began. Some of these may
     be lost, without a `missed`. A worker joins and leaves each server by itself.
     """
-    after = None if data.last_event_id is UNSET else data.last_event_id
-    stream = request.parts.engine.feed.follow(kind=data.kind or None, task=data.task or None, after=after)
+    after = None if params.last_event_id is UNSET else params.last_event_id
+    stream = request.parts.engine.feed.follow(kind=params.kind or None, task=params.task or None, after=after)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
@@ -278,6 +332,6 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
 
 OPERATIONS: Sequence[Operation] = (
     schedule, list_tasks, cancel, cancels, redrive, purge, get_task, claim, heartbeat, results, stats, workers, nodes,
-    vacuum, events, prometheus, healthz, readyz,
+    list_kinds, get_kind, set_kind, delete_kind, vacuum, events, prometheus, healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

@@ -73,6 +73,7 @@ class _Intake:
         self._used: list[Trigger] = []
         digests = tx.digests([row.seq for row in rows.values() if row.id in named]) if rows else {}
         self._known = {row.id: _Known(row.status, row.kind, digests.get(row.seq)) for row in rows.values()}
+        self._kinds = turn.kinds.read(tx)
         self._ids = iter(uuid7s(sum(task.id is None for task in tasks), turn.now, turn.random))
         self._new: list[tuple[str, bytes, bytes, NewTask, CompleteSettings]] = []
         self._new_firsts: dict[tuple[str, str], Dedupe] = {}
@@ -120,7 +121,7 @@ class _Intake:
         task_id = task.id or next(self._ids)
         payload = to_bytes(task.payload)
         digest = _canonical_digest(payload)
-        settings = effective(task)
+        settings = effective(task, self._kinds.get(task.kind, DEFAULTS))
         self._new.append((task_id, payload, digest, task, settings))
         if task.id is not None or task.dedupe_key is not None:
             self._known[task_id] = _Known(Status.NEW, task.kind, digest)

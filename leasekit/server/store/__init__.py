@@ -20,7 +20,7 @@ from leasekit.task import Status
 
 __all__ = [
     "MESSAGE", "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Company", "Contended", "Content", "Dedupe",
-    "Ending", "Entity", "Filter", "Holding", "Lane", "Limits", "Locked", "Node", "NodeRow", "Reading", "Run",
+    "Ending", "Entity", "Filter", "Holding", "KindRow", "Lane", "Limits", "Locked", "Node", "NodeRow", "Reading", "Run",
     "SharedStore", "SharedTx", "Space", "Store", "Trigger", "Tx", "View", "shifted",
 ]  # fmt: skip
 
@@ -111,6 +111,16 @@ class Dedupe(NamedTuple):
     until: float | None
 
 
+class KindRow(NamedTuple):
+    """The settings of a kind. The fields are in the order of the table's columns."""
+
+    name: str
+    settings: bytes | None  # `KindSettings` as JSON; None: the kind no longer has any
+    changed_at: float
+    changed_by: str | None
+    change: int  # the number of its last change, which grows with each change of any kind
+
+
 class ClaimMemory(NamedTuple):
     """The answer that a claim got."""
 
@@ -188,6 +198,7 @@ class Reading(NamedTuple):
     others_seen: float | None  # when another node was seen last that has not left since; None: there is none
     before: float  # a moment before the reading, by the boot clock of this machine
     after: float  # a moment after the reading
+    kind_change: int | None = None  # the number of the last change of a kind's settings; None: there are no such tables
 
 
 class Node(NamedTuple):
@@ -286,6 +297,10 @@ class View(Protocol):
 
     def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
         """Count the matching tasks of each kind in each status that ended by `until`."""
+        ...
+
+    def kinds(self, *, after: int = 0) -> list[KindRow]:
+        """Return the kinds whose settings were changed after the change with this number, sorted by name."""
         ...
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
@@ -421,6 +436,14 @@ class Tx(View, Protocol):
 
     def forget_claims(self, *, before: float, limit: int) -> int:
         """Delete up to `limit` answers of claims from before this time, and return how many were deleted."""
+        ...
+
+    def last_kind_change(self) -> int:
+        """Return the number of the last change of the settings of any kind; zero if there was none."""
+        ...
+
+    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+        """Replace the settings of a kind, under the next number of a change. Raises `Refused` if there is no room."""
         ...
 
     def latest_time(self) -> float:

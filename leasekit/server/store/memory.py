@@ -24,6 +24,7 @@ from leasekit.server.store import (
     Entity,
     Filter,
     Holding,
+    KindRow,
     Lane,
     Limits,
     Run,
@@ -89,6 +90,7 @@ class _Tables:
         self.dedupes: dict[tuple[str, str], Dedupe] = {}
         self.claims: dict[tuple[str, str], ClaimMemory] = {}
         self.anchors: dict[None, Anchor] = {}  # at most one
+        self.kinds: dict[str, KindRow] = {}
 
     def remove(self, row: Trigger) -> None:
         """Delete a task with all that belongs to it, if its state is still this one."""
@@ -215,6 +217,9 @@ class _MemoryView(View):
                 return
             if wanted.kind in (None, row.kind) and wanted.status in (None, row.status):
                 yield at, seq
+
+    def kinds(self, *, after: int = 0) -> list[KindRow]:
+        return sorted(row for row in self._tables.kinds.values() if row.change > after)
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
         lanes = (lane for kind, of in self._tables.lanes.items() if kind.startswith(PREFIXES) for lane in of.values())
@@ -366,6 +371,12 @@ class _MemoryTx(_MemoryView, Tx):
         for key, _ in old:
             self._drop(self._tables.claims, key)
         return len(old)
+
+    def last_kind_change(self) -> int:
+        return max((row.change for row in self._tables.kinds.values()), default=0)
+
+    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+        self._put(self._tables.kinds, name, KindRow(name, settings, at, by, self.last_kind_change() + 1))
 
     def latest_time(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)

@@ -25,6 +25,7 @@ store = sa.Table(
     sa.Column("commits", sa.BigInteger, nullable=False),  # transactions that have changed the store
     sa.Column("start", sa.Text),  # the start of the server that has written the last transaction
     sa.Column("anchor", sa.Text),  # an `Anchor` as JSON: the clocks of the last transaction
+    sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"),  # the number of the last row of `kind`
 )
 
 task = sa.Table(
@@ -148,6 +149,19 @@ dedupe = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# A kind that no longer has settings keeps its row, so that nodes that remember them hear of it.
+kind = sa.Table(
+    "kind",
+    metadata,
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("settings", sa.LargeBinary),
+    sa.Column("changed_at", sa.Double, nullable=False),
+    sa.Column("changed_by", sa.Text),
+    sa.Column("change", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("name"),
+    sqlite_with_rowid=False,
+)
+
 # As Alembic itself would create it, with one row.
 version = sa.Table(
     "alembic_version",
@@ -155,5 +169,5 @@ version = sa.Table(
     sa.Column("version_num", sa.String(32), nullable=False),
     sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )
-HEAD = "0001"
+HEAD = "0002_leasekit_0.2.0"
 """The last migration: the version of these tables."""

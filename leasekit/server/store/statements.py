@@ -21,6 +21,7 @@ from leasekit.server.store.schema import (
     dedupe,
     is_leased,
     is_waiting,
+    kind,
     progress,
     run,
     store,
@@ -358,6 +359,11 @@ DEDUPES_LOCKED = Statement(
 )
 ADD_DEDUPES = Insert(dedupe)
 DROP_DEDUPES = Statement(sa.delete(dedupe).where(_is_one_pair_of(dedupe.c.kind, dedupe.c.key, "pairs")))
+KINDS = Statement(select(kind).where(kind.c.change > bindparam("after", type_=sa.BigInteger)).order_by(kind.c.name))
+KIND_CHANGE = Statement(select(store.c.kind_change))
+COUNT_KIND_CHANGE = Statement(sa.update(store).values(kind_change=store.c.kind_change + 1))
+DROP_KIND = Statement(sa.delete(kind).where(kind.c.name == bindparam("kind_name", type_=sa.Text)))
+ADD_KIND = Insert(kind)
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(
     sa.update(store).values(

@@ -16,6 +16,7 @@ from leasekit.server.store import (
     Entity,
     Filter,
     Holding,
+    KindRow,
     Lane,
     Limits,
     Run,
@@ -129,6 +130,9 @@ class SqlView(View):
         of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
         due, later = (self._session.rows(statement, **of)[0][0] for statement in (sql.COUNT_DUE, sql.COUNT_LATER))
         return due, later
+
+    def kinds(self, *, after: int = 0) -> list[KindRow]:
+        return [KindRow(*row) for row in self._session.rows(sql.KINDS, after=after)]
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
         return [row[0] for row in self._session.rows(sql.FREE_NAMES, now=until, most=limit)]
@@ -248,6 +252,15 @@ class SqlTx(SqlView, Tx):
 
     def forget_claims(self, *, before: float, limit: int) -> int:
         return self._session.count(sql.FORGET_CLAIMS, before=before, most=limit)
+
+    def last_kind_change(self) -> int:
+        return int(self._session.rows(sql.KIND_CHANGE)[0][0])
+
+    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+        self._session.run(sql.COUNT_KIND_CHANGE)  # from here on, other writers of kinds wait
+        ((change,),) = self._session.rows(sql.KIND_CHANGE)
+        self._session.run(sql.DROP_KIND, kind_name=name)
+        self._session.insert(sql.ADD_KIND, [(name, settings, at, by, change)])
 
     def latest_time(self) -> float:
         return max([row[0] for row in self._session.rows(sql.LATEST) if damage.is_number(row[0])], default=0.0)

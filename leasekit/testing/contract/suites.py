@@ -6,6 +6,7 @@ from leasekit.testing.contract.beating import Beating
 from leasekit.testing.contract.cancelling import Cancelling
 from leasekit.testing.contract.claiming import Claiming
 from leasekit.testing.contract.granting import Granting
+from leasekit.testing.contract.kinds import Kinds
 from leasekit.testing.contract.limits import Limits
 from leasekit.testing.contract.naming import Naming
 from leasekit.testing.contract.purging import Purging
@@ -35,8 +36,10 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
         await backend.aclose()
 
 
-class SchedulerContract(BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging):
-    """The promises of `Scheduler` and `Backend`, and of `NameSource` and `Purger` where the backend is one."""
+class SchedulerContract(
+    BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging, Kinds
+):
+    """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger` and `KindDirectory` if it is one."""
 
 
 class RedriverContract(SchedulerContract, Redriving):

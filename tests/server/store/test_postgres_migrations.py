@@ -5,10 +5,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from leasekit.errors import Refused
 from leasekit.server.engine import Engine
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
-from leasekit.task import Beat, NewTask, Settlement, Status
+from leasekit.task import Beat, KindSettings, NewTask, Settlement, Status
 from tests.postgres_server import PostgresServer
 
 # Each is made when its version is the head: with tasks in each state, some seconds before `SOON_AFTER`.
@@ -46,7 +47,31 @@ async def test_tables_of_each_version_keep_their_tasks_through_migrations(
         assert (again.id, again.status) == ("done", Status.SUCCESS)
         claimed = await engine.claim(worker="w", kinds=["waiting", "later"], limit=5, wait=0, claim_id="c")
         assert [task.id for task in claimed.tasks] == ["waiting"]
+        assert [(info.kind, info.settings, info.changed_by) for info in await engine.kinds()] == (
+            [("waiting", KindSettings(priority=0, max_attempts=3), "one")] if version >= 2 else []
+        )
         done, dead = await engine.get("done"), await engine.get("dead")
         assert done is not None
         assert dead is not None
         assert (bytes(done.result), dead.status) == (b'[1,null,"x"]', Status.DEAD)
+
+
+@pytest.mark.anyio
+async def test_a_node_serves_the_tables_before_this_version_and_finds_the_new_ones_once_they_are_there(
+    postgres: PostgresServer,
+) -> None:
+    url = postgres.new_database()
+    with psycopg.connect(url) as connection:
+        connection.execute(DUMPS[-2].read_bytes())
+    async with Engine(PostgresStore(url), clock=lambda: SOON_AFTER, boot=lambda: SOON_AFTER) as engine:
+        await engine.schedule([NewTask(kind="k", id="before")])
+        assert await engine.kinds() == []
+        with pytest.raises(Refused, match="run `leasekit migrate`"):
+            await engine.set_kind("k", KindSettings(priority=0), by=None)
+        assert PostgresStore(url).migrate() == [schema.HEAD]
+        await engine.set_kind("k", KindSettings(priority=0), by=None)
+        await engine.schedule([NewTask(kind="k", id="after")])
+        before, after = await engine.get("before"), await engine.get("after")
+        assert before is not None
+        assert after is not None
+        assert (before.priority, after.priority) == (2, 0)

@@ -14,7 +14,7 @@ from leasekit.errors import BackendError, ConfigError, Unavailable
 from leasekit.server.engine import Engine
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
-from leasekit.task import Beat, NewTask, Settlement, Task
+from leasekit.task import Beat, KindSettings, NewTask, Settlement, Task
 from leasekit.wire import PurgeRequest
 from tests.postgres_server import PostgresServer
 from tests.waiting import eventually, until
@@ -56,6 +56,30 @@ async def test_fifty_claimers_over_three_nodes_never_share_a_task(nodes: list[En
     await asyncio.gather(*map(claimer, range(50)))
     assert Counter(got) == Counter({f"t{n}": 1 for n in range(count)})
     assert (await nodes[1].stats()).kinds == {"k": {"success": count}}
+
+
+async def test_the_settings_of_a_kind_hold_on_all_nodes_from_their_commit_on(nodes: list[Engine]) -> None:
+    first, *others = nodes
+    for turn, priority in enumerate((0, 4, None, 1)):
+        settings = None if priority is None else KindSettings(priority=priority)
+        await nodes[turn % NODES].set_kind("k", settings, by="one")
+        for number, node in enumerate(nodes):
+            await node.schedule([NewTask(kind="k", id=f"t{turn}-{number}")])
+            info = await first.get(f"t{turn}-{number}")
+            assert info is not None
+            assert info.priority == (2 if priority is None else priority)
+    assert [info.kind for info in await others[0].kinds()] == ["k"]
+
+
+async def test_changes_of_kinds_on_all_nodes_at_once_are_one_after_another(nodes: list[Engine]) -> None:
+    async def change(number: int) -> None:
+        await nodes[number % NODES].set_kind(f"k{number % 5}", KindSettings(max_attempts=1 + number), by=None)
+
+    await asyncio.gather(*map(change, range(30)))
+    kinds = await nodes[0].kinds()
+    assert [info.kind for info in kinds] == [f"k{number}" for number in range(5)]
+    for node in nodes:
+        assert await node.kinds() == kinds
 
 
 async def test_nodes_that_purge_at_once_remove_each_task_once_and_leave_leases_alone(nodes: list[Engine]) -> None:
@@ -271,7 +295,7 @@ def test_migrations_that_start_together_go_one_after_another(postgres: PostgresS
         waiting = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         eventually(lambda: len(connection.execute(waiting).fetchall()) == count, "all wait for the lock")
         connection.execute("SELECT pg_advisory_unlock(%s)", (schema._LOCK,))
-        assert sorted(versions.result() for versions in made) == [[], [], [1]]
+        assert sorted(number for versions in made for number in versions.result()) == [*range(1, schema.HEAD + 1)]
 
 
 def test_two_connections_never_give_statements_the_same_name(url: str) -> None:

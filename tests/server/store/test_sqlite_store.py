@@ -26,7 +26,7 @@ from sqlalchemy.dialects import sqlite
 
 import leasekit
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
-from leasekit.server.store import RETENTION, Dedupe, Entity, Filter, Run, Trigger, View, statements
+from leasekit.server.store import RETENTION, Dedupe, Entity, Filter, KindRow, Run, Trigger, View, statements
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import HEAD, metadata
 from leasekit.server.store.sqlite import admission, migrations
@@ -98,8 +98,8 @@ ANOTHER = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "9999"
+down_revision = BEFORE
 
 
 def upgrade():
@@ -116,8 +116,8 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(MIGRATIONS, migrations, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(sql, "_MIGRATIONS", str(migrations))
     for module in (sql, admission):
-        monkeypatch.setattr(module, "HEAD", "0002")
-    return migrations / "versions" / "0002_another.py"
+        monkeypatch.setattr(module, "HEAD", "9999")
+    return migrations / "versions" / "9999_another.py"
 
 
 def test_a_store_of_an_earlier_version_is_migrated_with_its_tasks(
@@ -125,26 +125,47 @@ def test_a_store_of_an_earlier_version_is_migrated_with_its_tasks(
 ) -> None:
     put(store)
     store.close()
-    next_version.write_text(f"FAILS = False{ANOTHER}")
+    next_version.write_text(f"BEFORE, FAILS = {HEAD!r}, False{ANOTHER}")
     for _ in range(2):  # the second start finds nothing to do
         migrated = SqliteStore(path)
         migrated.open()
         migrated.close()
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT id, color FROM task").fetchall() == [("t1", "t1")]
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(store: SqliteStore, path: Path, next_version: Path) -> None:
     put(store)
     store.close()
     before = schema(path)
-    next_version.write_text(f"FAILS = True{ANOTHER}")
+    next_version.write_text(f"BEFORE, FAILS = {HEAD!r}, True{ANOTHER}")
     with pytest.raises(Unavailable, match="missing"):
         SqliteStore(path).open()
     assert schema(path) == before
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(HEAD,)]
+
+
+@pytest.mark.parametrize("dump", sorted((Path(__file__).parent / "dumps").glob("sqlite_*.sql")), ids=lambda it: it.stem)
+def test_a_file_of_each_earlier_version_becomes_one_of_this_version_with_its_tasks(
+    store: SqliteStore, path: Path, dump: Path
+) -> None:
+    old = path.with_name("old.db")
+    with closing(sqlite3.connect(old)) as connection:
+        connection.executescript(dump.read_text(encoding="utf-8"))
+    migrated = SqliteStore(old)
+    migrated.open()
+    with migrated.transaction() as tx:
+        assert {row.id: row.status for row in tx.triggers(["done", "held", "waiting"]).values()} == {
+            "done": "success", "held": "processing", "waiting": "new",
+        }  # fmt: skip
+        tx.set_kind("waiting", b"{}", at=1.0, by=None)
+    with migrated.view() as view:
+        assert view.kinds() == [KindRow("waiting", b"{}", 1.0, None, 1)]
+    migrated.close()
+    _, indexes, columns, keys = schema(path)
+    assert schema(old)[1:] == (indexes, columns, keys)
 
 
 def test_only_a_store_of_an_earlier_version_needs_alembic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

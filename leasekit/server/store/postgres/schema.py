@@ -15,7 +15,7 @@ import psycopg
 from leasekit.errors import BackendError, ConfigError
 from leasekit.server.store.postgres.session import Connection
 
-HEAD = 1
+HEAD = 2
 """The version of the tables that this leasekit makes."""
 
 _LOCK = 0x6C656173656B6974  # "leasekit", a number that no other program should use

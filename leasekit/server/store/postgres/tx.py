@@ -14,12 +14,13 @@ from typing import Any
 from msgspec.structs import fields
 
 from leasekit.errors import Refused
-from leasekit.server.store import Anchor, Contended, Entity, Node, Reading, Trigger, damage
+from leasekit.server.store import Anchor, Contended, Entity, KindRow, Node, Reading, Trigger, damage
 from leasekit.server.store import statements as sql
 from leasekit.server.store.postgres.session import PostgresSession, array
 from leasekit.server.store.tx import SqlTx, SqlView
 from leasekit.task import Status
 
+_HAS_KINDS = "SELECT pg_catalog.to_regclass('leasekit.kind') IS NOT NULL"
 _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
 _LOCK_WAITS = (0.005, 0.015, 0.03)  # seconds between looks at rows that other nodes may have locked for a moment
@@ -53,6 +54,10 @@ class PostgresView(SqlView):
     def execute(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         assert isinstance(self._session, PostgresSession)  # noqa: S101 - there is no other
         return self._session.query(query, values)
+
+    def kinds(self, *, after: int = 0) -> list[KindRow]:
+        # Tables of version 1 have none.
+        return super().kinds(after=after) if self.execute(_HAS_KINDS) == [(True,)] else []
 
     def free_space(self) -> int:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")
@@ -191,6 +196,14 @@ class PostgresTx(SqlTx, PostgresView):
         for row in rows:
             self._states.setdefault(row[_SEQ], (row[_KIND], _STATUSES.get(row[_STATUS], Status.DEAD)))
         return super()._decoded(rows)
+
+    def last_kind_change(self) -> int:
+        return self._reading.kind_change or 0
+
+    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+        if self._reading.kind_change is None:
+            raise Refused("the tables of the database have no room for the settings of kinds: run `leasekit migrate`")
+        super().set_kind(name, settings, at=at, by=by)
 
     def give_back(self, *, most: int) -> None:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")

@@ -356,7 +356,7 @@ def _give_identity(connection: Connection) -> Identity:
     """Give a new store an identity, and sync both the identity and the schema to the file itself."""
     identity = Identity(uuid.uuid4().hex, 0, None)
     with connection.begin():
-        SqliteSession(driver_of(connection)).insert(sql.ADD_STORE, [(*identity, None)])
+        SqliteSession(driver_of(connection)).insert(sql.ADD_STORE, [(*identity, None, 0)])
     driver_of(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return identity
 

@@ -1,0 +1,57 @@
+"""The settings of kinds, as a node keeps them from one transaction to the next."""
+
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from leasekit.server.store import KindRow, Tx
+from leasekit.task import CompleteSettings, KindSettings, effective
+
+logger = logging.getLogger("leasekit.server")
+
+
+_decode = msgspec.json.Decoder(KindSettings).decode  # ignores what only a newer leasekit knows
+
+
+def decoded(row: KindRow) -> KindSettings | None:
+    """Return the settings of a kind; None if it has none, or if its row is damaged, which the log then says."""
+    if row.settings is None:
+        return None
+    try:
+        return _decode(row.settings)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        why = "are damaged, and have no effect until they are set again"
+        logger.error("the settings of kind %r %s: %s", row.name, why, error)
+        return None
+
+
+class KindDefaults:
+    """The settings that kinds have for their tasks, as of the last transaction that asked for them.
+
+    Rule 1: after a change of any kind, the next transaction reads what has changed.
+    Rule 2: only what is committed is kept. So a transaction changes settings after all else that it does, and what is
+    known of a store is dropped when the store fails: the store may have lost its last transactions.
+    """
+
+    def __init__(self) -> None:
+        self._change = 0
+        self._of_kind: dict[str, CompleteSettings] = {}
+
+    def read(self, tx: Tx) -> Mapping[str, CompleteSettings]:
+        """Return the complete settings of each kind that has any."""
+        last = tx.last_kind_change()
+        if last != self._change:
+            if last < self._change:
+                self.clear()
+            for row in tx.kinds(after=self._change):
+                self._of_kind.pop(row.name, None)
+                if (settings := decoded(row)) is not None:
+                    self._of_kind[row.name] = effective(settings)
+            self._change = last
+        return self._of_kind
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._change = 0
+        self._of_kind = {}

@@ -1,0 +1,126 @@
+-- The tables of version 0001 with tasks in some states, as sqlite3 dumps them.
+BEGIN TRANSACTION;
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL,
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+INSERT INTO "alembic_version" VALUES('0001');
+CREATE TABLE claim (
+	worker TEXT NOT NULL,
+	claim_id TEXT NOT NULL,
+	granted_at DOUBLE NOT NULL,
+	waited DOUBLE NOT NULL,
+	grants BLOB NOT NULL,
+	CONSTRAINT pk_claim PRIMARY KEY (worker, claim_id)
+)
+ WITHOUT ROWID
+;
+INSERT INTO "claim" VALUES('one','done',1795469460.0,0.0,X'5B5B312C223661366365353831613130383136323338303735386532313334373933313236225D5D');
+INSERT INTO "claim" VALUES('one','held',1795469460.0,0.0,X'5B5B322C226130303463303734333962313966373764656336383165323239383731653338225D5D');
+CREATE TABLE dedupe (
+	kind TEXT NOT NULL,
+	"key" TEXT NOT NULL,
+	id TEXT NOT NULL,
+	until DOUBLE,
+	CONSTRAINT pk_dedupe PRIMARY KEY (kind, "key")
+)
+ WITHOUT ROWID
+;
+INSERT INTO "dedupe" VALUES('done','key','done',NULL);
+CREATE TABLE progress (
+	seq INTEGER NOT NULL,
+	value BLOB NOT NULL,
+	fence BIGINT,
+	number BIGINT,
+	at DOUBLE,
+	CONSTRAINT pk_progress PRIMARY KEY (seq),
+	CONSTRAINT fk_progress_seq FOREIGN KEY(seq) REFERENCES task (seq)
+);
+CREATE TABLE run (
+	seq INTEGER NOT NULL,
+	fence BIGINT NOT NULL,
+	attempt INTEGER NOT NULL,
+	outcome TEXT NOT NULL,
+	at DOUBLE NOT NULL,
+	worker TEXT,
+	claimed_at DOUBLE,
+	started_at DOUBLE,
+	heartbeat_at DOUBLE,
+	token TEXT NOT NULL,
+	digest BLOB,
+	result BLOB,
+	error BLOB,
+	CONSTRAINT pk_run PRIMARY KEY (seq, fence),
+	CONSTRAINT fk_run_seq FOREIGN KEY(seq) REFERENCES task (seq)
+)
+ WITHOUT ROWID
+;
+INSERT INTO "run" VALUES(1,1,1,'success',1795469460.0,'one',1795469460.0,1795469460.0,1795469460.0,'6a6ce581a108162380758e2134793126',X'09B24A7F375E5CC5A155AA0660A68CAE',X'5B312C6E756C6C2C2278225D',NULL);
+CREATE TABLE store (
+	id TEXT NOT NULL,
+	commits BIGINT NOT NULL,
+	start TEXT,
+	anchor TEXT,
+	CONSTRAINT pk_store PRIMARY KEY (id)
+);
+INSERT INTO "store" VALUES('ae67db7a99bc4b5e80ef12c5cae2887b',7,'46749175ba3746db9dd6f2bb7616a7f7','["by hand",1795469460.0,1795469460.0]');
+CREATE TABLE task (
+	seq INTEGER NOT NULL,
+	id TEXT NOT NULL,
+	kind TEXT NOT NULL,
+	collection TEXT,
+	priority INTEGER NOT NULL,
+	created_at DOUBLE NOT NULL,
+	at DOUBLE NOT NULL,
+	max_attempts INTEGER,
+	max_crashes INTEGER NOT NULL,
+	max_runtime DOUBLE,
+	enqueue_timeout DOUBLE NOT NULL,
+	retry BLOB,
+	expiry TEXT,
+	dedupe_key TEXT,
+	traceparent TEXT,
+	digest BLOB NOT NULL,
+	payload BLOB NOT NULL,
+	CONSTRAINT pk_task PRIMARY KEY (seq),
+	CONSTRAINT uq_task_id UNIQUE (id)
+);
+INSERT INTO "task" VALUES(1,'done','done',NULL,2,1795469460.0,1795469460.0,25,5,NULL,60.0,NULL,NULL,'key',NULL,X'941DFFCE4E4308CEB33E87326003257D',X'6E756C6C');
+INSERT INTO "task" VALUES(2,'held','held',NULL,2,1795469460.0,1795469460.0,25,5,NULL,60.0,NULL,NULL,NULL,NULL,X'941DFFCE4E4308CEB33E87326003257D',X'6E756C6C');
+INSERT INTO "task" VALUES(3,'waiting','waiting',NULL,2,1795469460.0,1795469460.0,3,5,NULL,60.0,NULL,NULL,NULL,NULL,X'941DFFCE4E4308CEB33E87326003257D',X'6E756C6C');
+CREATE TABLE "trigger" (
+	seq INTEGER NOT NULL,
+	id TEXT NOT NULL,
+	kind TEXT NOT NULL,
+	priority INTEGER NOT NULL,
+	claim_timeout DOUBLE NOT NULL,
+	heartbeat_timeout DOUBLE NOT NULL,
+	status TEXT NOT NULL,
+	fence BIGINT NOT NULL,
+	attempt INTEGER NOT NULL,
+	crashes INTEGER NOT NULL,
+	failures INTEGER NOT NULL,
+	cancel_requested BOOLEAN NOT NULL,
+	owner TEXT,
+	token TEXT,
+	next_trigger_at DOUBLE,
+	reason TEXT,
+	max_runtime DOUBLE,
+	run_until DOUBLE,
+	was_extended BOOLEAN NOT NULL,
+	ended_at DOUBLE,
+	claimed_at DOUBLE,
+	started_at DOUBLE,
+	heartbeat_at DOUBLE,
+	lease_until DOUBLE,
+	CONSTRAINT pk_trigger PRIMARY KEY (seq),
+	CONSTRAINT fk_trigger_seq FOREIGN KEY(seq) REFERENCES task (seq)
+);
+INSERT INTO "trigger" VALUES(1,'done','done',2,300.0,300.0,'success',1,1,0,0,0,NULL,NULL,NULL,NULL,NULL,NULL,0,1795469460.0,1795469460.0,1795469460.0,1795469460.0,NULL);
+INSERT INTO "trigger" VALUES(2,'held','held',2,300.0,300.0,'processing',1,1,0,0,0,'one','a004c07439b19f77dec681e229871e38',1795469760.0,NULL,NULL,NULL,0,NULL,1795469460.0,1795469460.0,1795469460.0,1795469760.0);
+INSERT INTO "trigger" VALUES(3,'waiting','waiting',2,300.0,300.0,'new',0,0,0,0,0,NULL,NULL,1795469460.0,NULL,NULL,NULL,0,NULL,NULL,NULL,NULL,NULL);
+CREATE INDEX ix_claim_granted_at ON claim (granted_at);
+CREATE INDEX ix_trigger_ended ON "trigger" (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX ix_trigger_leased ON "trigger" (next_trigger_at) WHERE owner IS NOT NULL;
+CREATE INDEX ix_trigger_waiting ON "trigger" (kind, priority, next_trigger_at) WHERE owner IS NULL AND next_trigger_at IS NOT NULL;
+COMMIT;

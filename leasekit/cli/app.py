@@ -19,6 +19,7 @@ COMMANDS = {
     "redrive": "Make dead tasks ready again.",
     "purge": "Remove tasks that have ended, with their results and history.",
     "workers": "List the workers that hold tasks, or were lately heard of.",
+    "kinds": "List, show and change the settings of kinds.",
     "nodes": "List the servers, and other processes that have the store open.",
     "stats": "Count the tasks of each kind in each status.",
     "budget": "Print how the seconds of a lease add up.",

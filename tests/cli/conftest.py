@@ -166,7 +166,10 @@ class Terminal:
         return self.ended()
 
     def press_ctrl_c(self) -> None:
-        os.write(self._master, b"\x03")
+        self.type("\x03")
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
 
     def ended(self) -> int:
         """The exit code, when it has ended; what it shows meanwhile is read."""

@@ -1,0 +1,261 @@
+"""`leasekit kinds`: show and change the settings of kinds."""
+
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leasekit.backend import checked
+from leasekit.cli import options, output
+from leasekit.cli.errors import WRONG_USAGE, fail, spoken
+from leasekit.cli.service import connected
+from leasekit.cli.settings_text import FORMS, UNSET_WORD, all_shown, differences, parsed, shown
+from leasekit.client import Client
+from leasekit.errors import ConfigError, LeasekitError, Refused
+from leasekit.named import PREFIXES
+from leasekit.task import DEFAULTS, KindInfo, KindSettings
+from leasekit.wire import OneKind, given
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_FORMS = "\n".join(f"  {name:<19}{form}" for name, form in FORMS.items())
+
+EXAMPLES = f"""\b
+  leasekit kinds                    list the kinds that have settings
+  leasekit kinds show KIND          each setting of one kind, and who sets it
+  leasekit kinds set KIND NAME=…    change these, and leave the others
+  leasekit kinds reset KIND…        remove all settings of these kinds
+  leasekit kinds apply FILE         make the kinds in a TOML file as it says
+
+\b
+The list has, in a pipe, a line for each: kind, settings, when they were
+changed, and by whom. With --json, a JSON line for each. A change prints a
+line for each setting that changes. Settings, and how they are written:
+{_FORMS}
+Each can be {UNSET_WORD}: then leasekit's default holds. Times have s, m, h or d
+behind, or are seconds.
+
+\b
+A file has a table for each kind, which replaces all settings of that kind;
+other kinds stay, unless --prune. On a terminal, apply asks before it changes
+anything; elsewhere --yes is needed, and without it, or with --dry-run, the
+changes are only printed.
+  [report]
+  max_attempts = 3
+  retry = ["10s", "1m", "10m"]
+  retention = "7d"
+
+\b
+Examples:
+  leasekit kinds set report max_attempts=3 retention=7d
+  leasekit kinds apply kinds.toml --dry-run
+"""
+
+
+@spoken
+def kinds(
+    what: Annotated[str, typer.Argument(metavar="ACTION", help="list, show, set, reset or apply.")] = "list",
+    rest: Annotated[
+        list[str] | None, typer.Argument(metavar="ARG...", help="Of show, set and reset: the kind; of apply: a file.")
+    ] = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="With apply: do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With apply: only print what would change.")] = False,
+    prune: Annotated[bool, typer.Option("--prune", help="With apply: reset kinds that are not in the file.")] = False,
+    service: options.Service,
+    as_json: options.Json = False,
+) -> None:
+    """List, show and change the settings of kinds.
+
+    They hold for tasks that are scheduled from then on, and whose submission does not say otherwise. Tasks that were
+    scheduled before keep their options.
+    """
+    arguments = rest or []
+    _check(what, arguments, has_flags=yes or dry_run or prune)
+    if yes and dry_run:
+        raise typer.BadParameter("it contradicts --yes", param_hint="--dry-run")
+    wanted = _read(arguments[0]) if what == "apply" else {}
+    changes = _changes(arguments[1:]) if what == "set" else {}
+    with connected(service) as client:
+        match what:
+            case "list":
+                _print_list(client.kinds(), as_json=as_json)
+            case "show":
+                _print_one(arguments[0], client.kind(arguments[0]), as_json=as_json)
+            case "set":
+                kind, old = arguments[0], _settings(client.kind(arguments[0]))
+                _change(client, {kind: {**old, **changes}}, {kind: old})
+            case "reset":
+                _change(client, dict.fromkeys(arguments), _all(client))
+            case _:
+                _apply(client, wanted, prune=prune, ask=not yes, only_print=dry_run)
+
+
+def _check(what: str, arguments: Sequence[str], *, has_flags: bool) -> None:
+    """Raise for an action that does not exist, or that has not the arguments that it needs."""
+    needs = {"list": (0, 0), "show": (1, 1), "set": (2, 99), "reset": (1, 1000), "apply": (1, 1)}
+    if what not in needs:
+        raise typer.BadParameter(f"{what!r} is no action: use list, show, set, reset or apply", param_hint="ACTION")
+    least, most = needs[what]
+    if not least <= len(arguments) <= most:
+        usage = {"list": "", "show": " KIND", "set": " KIND NAME=VALUE...", "reset": " KIND...", "apply": " FILE"}[what]
+        raise typer.BadParameter(f"write: leasekit kinds {what}{usage}", param_hint="ARG")
+    if has_flags and what != "apply":
+        raise typer.BadParameter("it goes with apply", param_hint="--yes, --dry-run, --prune")
+
+
+def _changes(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings in words such as max_attempts=3; those to be removed are `UNSET_WORD`."""
+    found: dict[str, Any] = {}
+    errors: list[str] = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        try:
+            if not equals:
+                raise ConfigError(f"{word!r} has no value: write {word}=VALUE")
+            if name in found:
+                raise ConfigError(f"{name} is given twice: give it once")
+            found[name] = UNSET_WORD if text == UNSET_WORD and name in FORMS else parsed(name, text)
+        except ConfigError as error:
+            errors.append(str(error))
+    _refuse(errors)
+    return found
+
+
+def _read(path: str) -> dict[str, dict[str, Any]]:
+    """Return the settings of each kind in a TOML file; end with all errors of the file, if it has any."""
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the file {path!r} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file {path!r} is not TOML: {error}") from error
+    kinds: dict[str, dict[str, Any]] = {}
+    errors: list[str] = []
+    for kind, table in tables.items():
+        if (fault := _fault(kind, table)) is not None:
+            errors.append(f"{path}: {kind!r} {fault}")
+            continue
+        kinds[kind] = {}
+        for name, value in table.items():
+            try:
+                kinds[kind][name] = parsed(name, value)
+            except ConfigError as error:
+                errors.append(f"{path}: [{kind}] {error}")
+    _refuse(errors)
+    return kinds
+
+
+def _fault(kind: str, table: object) -> str | None:
+    """Return why this cannot be the table of a kind in a file."""
+    if not isinstance(table, dict):
+        return "is no table: write [KIND] above the settings of a kind"
+    if kind.startswith(PREFIXES):
+        return "stands for the lease of a name, which has no settings: leave it out"
+    try:
+        checked(OneKind, {"kind": kind})
+    except Refused:
+        return "is no kind: it must have 1 to 128 printable ASCII characters, and no slash"
+    return None
+
+
+def _refuse(errors: Sequence[str]) -> None:
+    for error in errors[:-1]:
+        typer.echo(f"leasekit kinds: {output.plain(error)}", err=True)
+    if errors:
+        fail("kinds", output.plain(errors[-1]), WRONG_USAGE)
+
+
+def _settings(info: KindInfo | None) -> dict[str, Any]:
+    return {} if info is None else given(info.settings)
+
+
+def _all(client: Client) -> dict[str, dict[str, Any]]:
+    return {info.kind: _settings(info) for info in client.kinds()}
+
+
+def _apply(
+    client: Client, wanted: Mapping[str, Mapping[str, Any]], *, prune: bool, ask: bool, only_print: bool
+) -> None:
+    old = _all(client)
+    new: dict[str, Mapping[str, Any] | None] = {**wanted}
+    if prune:
+        new |= {kind: None for kind in old if kind not in wanted}
+    lines = _lines(new, old)
+    for line in lines:
+        output.print_line([line])
+    if not lines:
+        typer.echo("leasekit kinds: nothing changes", err=True)
+    elif only_print or (ask and not (sys.stdin.isatty() and output.on_terminal())):
+        typer.echo(f"leasekit kinds: {len(lines)} would change: --yes changes them", err=True)
+    elif not ask or typer.confirm("Change them?", err=True):
+        _write(client, new, old)
+        typer.echo(f"leasekit kinds: {len(lines)} changed", err=True)
+
+
+def _change(client: Client, new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write settings, and print what has changed."""
+    lines = _lines(new, old)
+    _write(client, new, old)
+    for line in lines:
+        output.print_line([line])
+    if not lines:
+        typer.echo("leasekit kinds: nothing changes", err=True)
+
+
+def _lines(new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [line for kind in new for line in differences(kind, old.get(kind, {}), _without_removed(new[kind]))]
+
+
+def _write(client: Client, new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mapping[str, Any]]) -> None:
+    for kind, settings in new.items():
+        left = _without_removed(settings)
+        if left:
+            client.set_kind(kind, KindSettings(**left))
+        elif kind in old or settings is not None:
+            client.delete_kind(kind)
+
+
+def _without_removed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {name: value for name, value in (settings or {}).items() if value != UNSET_WORD}
+
+
+def _print_list(found: list[KindInfo], *, as_json: bool) -> None:
+    if not as_json and output.on_terminal():
+        output.console().print(_table(found) if found else "no kind has settings")
+        return
+    for info in found:
+        if as_json:
+            output.print_json(info)
+        else:
+            changed = output.moment(info.changed_at)
+            output.print_line([info.kind, all_shown(info.settings), changed, info.changed_by or ""])
+
+
+def _table(found: list[KindInfo]) -> "Table":
+    lines = output.table("kind", "settings", "changed", "by")
+    for info in found:
+        changed = output.ago(info.changed_at)
+        lines.add_row(*map(output.styled, (info.kind, all_shown(info.settings), changed, info.changed_by or "-")))
+    return lines
+
+
+def _print_one(kind: str, info: KindInfo | None, *, as_json: bool) -> None:
+    """Print each setting with its value and where that comes from."""
+    if as_json:
+        if info is None:
+            raise LeasekitError(f"the kind {kind!r} has no settings")
+        output.print_json(info)
+        return
+    settings = _settings(info)
+    for name in FORMS:
+        if name in settings:
+            output.print_line([name, shown(name, settings[name]), "kind"])
+        elif hasattr(DEFAULTS, name):
+            output.print_line([name, shown(name, getattr(DEFAULTS, name)), "default"])
+        else:
+            output.print_line([name, "", "service"])

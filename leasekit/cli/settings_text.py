@@ -1,0 +1,125 @@
+"""Settings of kinds as texts: how they are typed, written into a file, and shown."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from leasekit.backend import checked
+from leasekit.config import duration
+from leasekit.errors import ConfigError, Refused
+from leasekit.task import DEFAULTS, Exponential, FixedDelays, KindSettings, Polynomial
+from leasekit.wire import KindRequest, given
+
+UNSET_WORD = "default"
+"""The value by which a setting is removed."""
+_NONE = "none"
+_UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
+_TTL = "2 s to a year, as 90 or 5m"
+FORMS = {
+    "priority": "0 (the most urgent) to 4",
+    "max_attempts": "1 to 1000000, or none for no limit",
+    "max_crashes": "0 to 1000000",
+    "max_runtime": f"{_TTL}, or none for no limit",
+    "expiry": "crash or retry",
+    "enqueue_timeout": "1 s to a year (reserved: it has no effect)",
+    "claim_timeout": f"{_TTL}, or none for heartbeat_timeout",
+    "heartbeat_timeout": _TTL,
+    "retry": "waits as 10,60,10m, or exponential, polynomial, or JSON",
+    "dedupe_window": "0 to 10 years, as 60 or 7d, or none for no end",
+    "retention": "a minute to 10 years, as 12h or 7d",
+}
+"""How each setting is written."""
+_WORDS = {"priority": int, "max_attempts": int, "max_crashes": int, "expiry": str}
+_WITH_NONE = {"max_attempts", "max_runtime", "claim_timeout", "dedupe_window"}
+_POLICIES = {"exponential": Exponential(), "polynomial": Polynomial()}
+
+
+def unknown(name: str) -> str:
+    """Return the sentence about a setting that does not exist."""
+    meant = get_close_matches(name, FORMS, 1)
+    hint = f"did you mean {meant[0]}?" if meant else f"they are {', '.join(FORMS)}"
+    return f"there is no setting {name!r}: {hint}"
+
+
+def parsed(name: str, value: object) -> Any:
+    """Return the value that a text, or a value of a TOML file, means for this setting. Raises `ConfigError`."""
+    if name not in FORMS:
+        raise ConfigError(unknown(name))
+    with suppress(ConfigError, Refused, ValueError, TypeError):
+        meant = _typed(name, value.strip()) if isinstance(value, str) else _listed(value)
+        return getattr(checked(KindRequest, {name: meant}), name)
+    raise ConfigError(f"{name} cannot be {value!r}: write {FORMS[name]}")
+
+
+def _typed(name: str, text: str) -> Any:
+    if text == _NONE and name in _WITH_NONE:
+        return None
+    if name in _WORDS:
+        return _WORDS[name](text)
+    return _policy(text) if name == "retry" else duration(name, text)
+
+
+def _policy(text: str) -> Any:
+    if text in _POLICIES:
+        return _POLICIES[text]
+    if text.startswith("{"):
+        return msgspec.json.decode(text)
+    return FixedDelays(waits=[duration("a wait", wait.strip()) for wait in text.split(",")])
+
+
+def _listed(value: object) -> Any:
+    """Return a value of a TOML file; a list is one of waits, and a time or a bool is none of any setting."""
+    if isinstance(value, list):
+        return FixedDelays(waits=[_seconds(wait) for wait in value])
+    if isinstance(value, bool):
+        raise TypeError("a bool is no setting")
+    return value
+
+
+def _seconds(wait: object) -> Any:
+    return duration("a wait", wait) if isinstance(wait, str) else wait
+
+
+def shown(name: str, value: Any) -> str:
+    """Return a value of this setting as it can be typed."""
+    match value:
+        case None:
+            return _NONE
+        case FixedDelays():
+            return ",".join(map(_span, value.waits))
+        case Exponential() | Polynomial():
+            names = [word for word, policy in _POLICIES.items() if policy == value]
+            return names[0] if names else msgspec.json.encode(value).decode()
+        case _:
+            return str(value) if name in _WORDS else _span(value)
+
+
+def _span(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:f}".rstrip("0").rstrip(".")
+
+
+def all_shown(settings: KindSettings) -> str:
+    """Return settings as they can be typed, on one line."""
+    return " ".join(f"{name}={shown(name, value)}" for name, value in given(settings).items())
+
+
+def differences(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting of a kind that would change."""
+    return [
+        f"{kind}: {name} {_shown_in(name, old)} → {_shown_in(name, new)}"
+        for name in FORMS
+        if (name in old, old.get(name)) != (name in new, new.get(name))
+    ]
+
+
+def _shown_in(name: str, settings: Mapping[str, Any]) -> str:
+    if name in settings:
+        return shown(name, settings[name])
+    default = getattr(DEFAULTS, name, None)
+    return f"{UNSET_WORD} ({shown(name, default)})" if hasattr(DEFAULTS, name) else UNSET_WORD

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -73,7 +73,7 @@ def _policy(text: str) -> Any:
 def _listed(value: object) -> Any:
     """Return a value of a TOML file; a list is one of waits, and a time or a bool is none of any setting."""
     if isinstance(value, list):
-        return FixedDelays(waits=[_seconds(wait) for wait in value])
+        return FixedDelays(waits=[_seconds(wait) for wait in cast("list[object]", value)])
     if isinstance(value, bool):
         raise TypeError("a bool is no setting")
     return value

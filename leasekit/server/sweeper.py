@@ -31,7 +31,7 @@ _VACUUM_STEP = 2**20  # bytes that one transaction gives back
 
 
 class Sweeper:
-    """The removal of ended tasks from one engine's store: those that ended `keep` seconds ago, and purges."""
+    """The removal of ended tasks from one engine's store: after their retention, `keep` seconds, and by purges."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class Sweeper:
         self._commit = commit
         self._clock = clock
         self._keep = keep
+        self._old = retention.OldTasks(keep)
         self._names_at = clock.peek()
 
     async def run(self) -> None:
@@ -59,10 +60,12 @@ class Sweeper:
 
     async def sweep(self) -> None:
         """Remove tasks and unused names whose retention is over, and answers of claims that are too old."""
-        step = await self.purge(PurgeRequest(older_than=self._keep), by="retention")
-        while step.cursor is not None:
+        await self._read(lambda view: self._old.begin(view, now=self._clock.peek()))
+        while (step := await self._read(lambda view: self._old.step(view, now=self._clock.peek()))) is not None:
+            if step.removal.seqs:
+                await self._commit(PURGE, step.removal, len(step.removal.seqs))
+            self._old.done(step)
             await asyncio.sleep(_PAUSE)
-            step = await self.purge(PurgeRequest(older_than=self._keep, cursor=step.cursor), by="retention")
         if self._clock.peek() - self._names_at >= _NAMES_EVERY:
             await self._remove_names()
             self._names_at = self._clock.peek()
@@ -77,7 +80,7 @@ class Sweeper:
             await self._commit(NAMES, retention.Removal(seqs, until, "retention"), len(seqs))
             await asyncio.sleep(_PAUSE)
 
-    async def purge(self, request: PurgeRequest, *, by: str = "purge") -> Purged:
+    async def purge(self, request: PurgeRequest) -> Purged:
         """Remove up to `PURGE_BATCH` matching tasks, or count all of them (`dry_run`)."""
         wanted, until = Filter(request.kind, request.status), self._clock.peek() - request.older_than
         if request.dry_run:
@@ -85,7 +88,7 @@ class Sweeper:
         chosen = await self._read(lambda view: retention.choose(view, wanted, until=until, cursor=request.cursor))
         if not chosen.removal.seqs:
             return Purged(kinds={})
-        purged = await self._commit(PURGE, chosen.removal._replace(by=by), len(chosen.removal.seqs))
+        purged = await self._commit(PURGE, chosen.removal, len(chosen.removal.seqs))
         return Purged(kinds=purged.kinds, cursor=chosen.cursor)
 
     async def vacuum(self) -> Vacuumed:

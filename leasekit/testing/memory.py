@@ -238,8 +238,7 @@ class MemoryService:
             self._started_at = min(self._started_at, now)
             turn = UnitOfWork(tx, now=now, instant=now, random=self._random, kinds=self._kinds)
             consumer.reap(turn, limit=sys.maxsize)
-            old = retention.choose(tx, Filter(), until=now - RETENTION, cursor=None)
-            retention.remove(turn, [old.removal])
+            retention.remove_old(turn, keep=RETENTION)
             retention.forget_claims(turn)
             yield turn
         if any(due.number for due in turn.readied().values()):

@@ -180,12 +180,13 @@ async def test_a_repeated_settlement_counts_once(engine: Engine) -> None:
     assert await value(Metrics(engine), "leasekit_run_seconds_count", kind="a") == 1
 
 
-async def test_removed_tasks_are_counted_by_who_removed_them(engine: Engine) -> None:
+async def test_removed_tasks_are_counted_by_who_removed_them(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     await put(engine, "a", "a")
     await settle(engine, "a", "success")
     await engine.purge(PurgeRequest())
     await settle(engine, "a", "success")
-    await engine.sweeper.purge(PurgeRequest(), by="retention")
+    monkeypatch.setattr(engine.sweeper._old, "_keep", 0.0)
+    await engine.sweeper.sweep()
     for by in ("purge", "retention"):
         assert await value(Metrics(engine), "leasekit_tasks_removed_total", kind="a", by=by) == 1
 

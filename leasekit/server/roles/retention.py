@@ -9,9 +9,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from leasekit._lifecycle.states import WAITING
 from leasekit.errors import Refused
 from leasekit.server.store import Ending, Filter, View
+from leasekit.server.store.kind_defaults import decoded
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Purged
 
@@ -20,8 +23,13 @@ PURGE_BATCH = 200
 FORGET_BATCH = 500
 """Answers of claims that are dropped in one transaction, at most."""
 
+_LOOK = 20_000
+"""Ended tasks that are looked at in one step, at most: a few milliseconds of a reader."""
+_ANEW = 86_400.0  # seconds after which all ended tasks are looked at again: a clock, or a row, may have been wrong
 _CLAIM_MEMORY = 1_200.0  # seconds; TCP gives up after a quarter of an hour: a request that is later is no copy
 _FIRST = "0/0"
+_BEGIN = Ending(0.0, 0)
+_LAST_SEQ = 2**62  # greater than each `seq`
 _CURSOR = re.compile(r"\d{1,12}(\.\d{1,20})?/\d{1,18}", re.ASCII)
 
 
@@ -38,6 +46,83 @@ class Chosen(NamedTuple):
 
     removal: Removal
     cursor: str | None
+
+
+class _Group(NamedTuple):
+    """Kinds whose ended tasks are kept for the same time."""
+
+    keep: float
+    kinds: frozenset[str]
+    others: bool  # all kinds but these
+
+
+class _Window(NamedTuple):
+    """The tasks of a group that are looked at together: those that ended by `until`, and were not passed yet."""
+
+    until: float
+    is_last: bool
+
+
+class Step(NamedTuple):
+    """A part of the search for old tasks: what to remove, and where the search goes on once that is removed."""
+
+    removal: Removal
+    passed: Ending
+    is_full: bool  # more may be left of the tasks that were looked at
+
+
+class OldTasks:
+    """The search for tasks whose retention is over: that of their kind, or for all other kinds that of the store.
+
+    Ended tasks are sorted by their end alone: another index, by kind, would cost each task more than the search does.
+    So each kind's tasks are searched among all that have ended, together with those of the kinds that keep theirs for
+    as long. What a search has passed is not looked at again, except once a day: tasks that are kept for longer than
+    others are in its way, and may be many.
+    """
+
+    def __init__(self, keep: float) -> None:
+        self._keep = keep  # seconds, for kinds without a retention of their own
+        self._passed: dict[_Group, Ending] = {}
+        self._left: list[_Group] = []  # of this search
+        self._window: _Window | None = None  # of the first of these
+        self._began_at = -_ANEW
+
+    def begin(self, view: View, *, now: float) -> None:
+        """Read the retention of kinds, and begin to search all of them."""
+        if now - self._began_at >= _ANEW:
+            self._passed, self._began_at = {}, now
+        kinds: dict[float, set[str]] = {}
+        for row in view.kinds():
+            if (settings := decoded(row)) is not None and settings.retention is not UNSET:
+                kinds.setdefault(settings.retention, set()).add(row.name)
+        of_own = frozenset(kind for those in kinds.values() for kind in those)
+        groups = [_Group(keep, frozenset(those), others=False) for keep, those in kinds.items()]
+        self._left = [_Group(self._keep, of_own, others=True), *groups]
+        self._passed = {group: self._passed.get(group, _BEGIN) for group in self._left}
+        self._window = None
+
+    def step(self, view: View, *, now: float) -> Step | None:
+        """Look for the next tasks, among `_LOOK` at most; None: all are looked at. `done` goes on to others."""
+        if not self._left:
+            return None
+        group = self._left[0]
+        after, until = self._passed[group], now - group.keep
+        if self._window is None:
+            further = view.end_further(until=until, after=after, skip=_LOOK)
+            self._window = _Window(until, is_last=True) if further is None else _Window(further, is_last=False)
+        last = self._window.until
+        found = view.ended_of(group.kinds, others=group.others, until=last, after=after, limit=PURGE_BATCH)
+        is_full = len(found) == PURGE_BATCH
+        passed = found[-1] if is_full else max(after, Ending(last, _LAST_SEQ))
+        return Step(Removal([end.seq for end in found], until, "retention"), passed, is_full)
+
+    def done(self, step: Step) -> None:
+        """Note that the tasks of this step are removed."""
+        self._passed[self._left[0]] = step.passed
+        if not step.is_full:
+            if self._window is None or self._window.is_last:
+                self._left.pop(0)
+            self._window = None
 
 
 def choose(view: View, wanted: Filter, *, until: float, cursor: str | None) -> Chosen:
@@ -72,6 +157,15 @@ def _removed(turn: UnitOfWork, removal: Removal) -> Purged:
         counts[row.status.value] = counts.get(row.status.value, 0) + 1
         turn.counted[row.kind, "removed", removal.by] += 1
     return Purged(kinds=kinds)
+
+
+def remove_old(turn: UnitOfWork, *, keep: float) -> None:
+    """Remove all tasks whose retention is over; `keep` is that of kinds without one of their own."""
+    old = OldTasks(keep)
+    old.begin(turn.tx, now=turn.now)
+    while (step := old.step(turn.tx, now=turn.now)) is not None:
+        _removed(turn, step.removal)
+        old.done(step)
 
 
 def remove_names(turn: UnitOfWork, removals: Sequence[Removal]) -> list[None]:

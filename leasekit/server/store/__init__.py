@@ -295,6 +295,16 @@ class View(Protocol):
         """Return the first `limit` matching tasks that ended by `until`, sorted, those after `after` only."""
         ...
 
+    def end_further(self, *, until: float, after: Ending, skip: int) -> float | None:
+        """Return when the task ended that comes `skip` tasks behind `after`; None: by `until`, fewer have ended."""
+        ...
+
+    def ended_of(
+        self, kinds: Collection[str], *, others: bool, until: float, after: Ending, limit: int
+    ) -> list[Ending]:
+        """Return what `ended` returns, of the tasks of these kinds, or with `others` of those of all other kinds."""
+        ...
+
     def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
         """Count the matching tasks of each kind in each status that ended by `until`."""
         ...

@@ -206,6 +206,18 @@ class _MemoryView(View):
         first = bisect.bisect_right(self._tables.ended, tuple(after))
         return [Ending(*end) for end in islice(self._ended(wanted, until, first), limit)]
 
+    def end_further(self, *, until: float, after: Ending, skip: int) -> float | None:
+        listed = self._tables.ended
+        place = bisect.bisect_right(listed, tuple(after)) + skip
+        return listed[place][0] if place < len(listed) and listed[place][0] <= until else None
+
+    def ended_of(
+        self, kinds: Collection[str], *, others: bool, until: float, after: Ending, limit: int
+    ) -> list[Ending]:
+        first = bisect.bisect_right(self._tables.ended, tuple(after))
+        ended, rows = self._ended(Filter(), until, first), self._tables.triggers
+        return [Ending(*end) for end in islice((it for it in ended if (rows[it[1]].kind in kinds) != others), limit)]
+
     def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
         return _counted(self._tables.triggers[seq] for _, seq in self._ended(wanted, until, 0))
 

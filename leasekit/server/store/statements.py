@@ -260,6 +260,17 @@ FREE_NAMES = Statement(
     )
     .limit(_MOST)
 )
+_ENDED_AT = trigger.c.ended_at
+_ENDED_THEN = (
+    bindparam("until", type_=sa.Double) >= _ENDED_AT,
+    tuple_(_ENDED_AT, trigger.c.seq) > tuple_(bindparam("after_at", type_=sa.Double), bindparam("after_seq")),
+)
+_BY_END = (_ENDED_AT, trigger.c.seq)
+END_FURTHER = Statement(select(_ENDED_AT).where(*_ENDED_THEN).order_by(*_BY_END).limit(literal(1)).offset(_MOST))
+ENDED_OF, ENDED_OF_OTHERS = (
+    Statement(select(*_BY_END).where(*_ENDED_THEN, is_of).order_by(*_BY_END).limit(_MOST))
+    for is_of in (_is_one_of(trigger.c.kind, "kinds"), sa.not_(_is_one_of(trigger.c.kind, "kinds")))
+)
 COMMITS = Statement(select(store.c.commits))
 ANCHOR = Statement(select(store.c.anchor))
 COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_by(trigger.c.kind, trigger.c.status))

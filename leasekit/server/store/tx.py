@@ -117,6 +117,18 @@ class SqlView(View):
         query = query.order_by(trigger.c.ended_at, trigger.c.seq).limit(limit)
         return [Ending(*row) for row in self._session.rows(sql.Statement(query))]
 
+    def end_further(self, *, until: float, after: Ending, skip: int) -> float | None:
+        of = {"until": until, "after_at": after.at, "after_seq": after.seq}
+        rows = self._session.rows(sql.END_FURTHER, **of, most=skip)
+        return rows[0][0] if rows else None
+
+    def ended_of(
+        self, kinds: Collection[str], *, others: bool, until: float, after: Ending, limit: int
+    ) -> list[Ending]:
+        statement = sql.ENDED_OF_OTHERS if others else sql.ENDED_OF
+        of = {"until": until, "after_at": after.at, "after_seq": after.seq}
+        return [Ending(*row) for row in self._session.rows(statement, kinds=kinds, **of, most=limit)]
+
     def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
         of = (trigger.c.kind, trigger.c.status)
         query = _ended(wanted, until, *of, func.count()).group_by(*of)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from leasekit.errors import Unavailable
 from leasekit.server.roles import retention
 from leasekit.server.roles.frontend import NAME_UNUSED
 from leasekit.server.store import RETENTION, Filter, Store
+from leasekit.server.store.memory import MemoryStore
 from leasekit.server.sweeper import PURGE
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import Purged, Status
+from leasekit.task import KindSettings, Purged, Status
 from leasekit.wire import PurgeRequest
 from tests.server.conftest import Bench
 from tests.server.store.test_store_contract import add, trigger
@@ -183,3 +185,128 @@ def test_a_task_that_lives_again_before_its_step_is_kept(make_store: Callable[[]
     with store.view() as view:
         assert view.triggers(["t1", "t2", "t3"]).keys() == {"t1", "t2"}
     store.close()
+
+
+# Kinds with a retention of their own
+
+
+async def keep(bench: Bench, kind: str, retention: float | None) -> None:
+    await bench.engine.set_kind(kind, None if retention is None else KindSettings(retention=retention), by=None)
+
+
+async def left(bench: Bench, *ids: str) -> list[str]:
+    await bench.engine.sweeper.sweep()
+    return [task_id for task_id in ids if await bench.engine.get(task_id) is not None]
+
+
+@pytest.mark.anyio
+async def test_a_kind_keeps_its_tasks_for_a_shorter_or_a_longer_time_than_the_store(bench: Bench) -> None:
+    await keep(bench, "short", 3600.0)
+    await keep(bench, "long", RETENTION * 2)
+    for kind in ("short", "long", "k"):
+        await ended(bench, kind, kind=kind)
+    await bench.later(3500)
+    assert await left(bench, "short", "long", "k") == ["short", "long", "k"]
+    await bench.later(200)
+    assert await left(bench, "short", "long", "k") == ["long", "k"]
+    await bench.later(RETENTION)
+    assert await left(bench, "long", "k") == ["long"]
+    await bench.later(RETENTION)
+    assert await left(bench, "long") == []
+
+
+@pytest.mark.anyio
+async def test_another_retention_holds_for_tasks_that_have_ended_before(bench: Bench) -> None:
+    await ended(bench, "a", "b", kind="k")
+    await bench.later(1000)
+    await keep(bench, "k", 5000.0)
+    assert await left(bench, "a", "b") == ["a", "b"]
+    await keep(bench, "k", 900.0)
+    assert await left(bench, "a", "b") == []
+    await ended(bench, "c")
+    await bench.later(1000)
+    await keep(bench, "k", None)
+    assert await left(bench, "c") == ["c"]
+    await bench.later(RETENTION)
+    assert await left(bench, "c") == []
+
+
+@pytest.mark.anyio
+async def test_what_could_not_be_removed_is_removed_by_the_next_sweep(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await keep(bench, "k", 60.0)
+    await ended(bench, "a")
+    await bench.later(100)
+
+    async def fail(*_: object) -> None:
+        raise Unavailable("the store failed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.engine.sweeper, "_commit", fail)
+        with pytest.raises(Unavailable):
+            await bench.engine.sweeper.sweep()
+    assert await left(bench, "a") == []
+
+
+def swept(store: Store, old: retention.OldTasks, now: float) -> int:
+    """Remove what is old; return how many steps that took."""
+    with store.view() as view:
+        old.begin(view, now=now)
+    for steps in range(1000):
+        with store.view() as view:
+            if (step := old.step(view, now=now)) is None:
+                return steps
+        with store.transaction() as tx:
+            retention.remove(UnitOfWork(tx, now=now, instant=now, random=Random(1)), [step.removal])
+        old.done(step)
+    raise AssertionError("the search does not end")
+
+
+def test_tasks_that_are_kept_for_longer_are_passed_once_a_day(
+    make_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "_LOOK", 10)
+    store = make_store()
+    store.open()
+    with store.transaction() as tx:
+        tx.set_kind("k", b'{"retention":1000000}', at=1.0, by=None)
+    over: dict[str, Any] = {"status": Status.DEAD, "next_trigger_at": None}
+    add(store, *(trigger(n, ended_at=float(n), **over) for n in range(1, 201)))
+    old = retention.OldTasks(60.0)
+    assert swept(store, old, 1000.0) > 15
+    assert swept(store, old, 1001.0) == 2
+    assert swept(store, old, 1001.0 + 86_400) > 15
+    with store.view() as view:
+        assert view.count_ended(Filter(), until=1e9) == {"k": {"dead": 200}}
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_search_in_parts_finds_what_is_old_and_nothing_else(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = Random(seed)
+    monkeypatch.setattr(retention, "_LOOK", random.choice([1, 2, 7, 50]))
+    monkeypatch.setattr(retention, "PURGE_BATCH", random.choice([1, 3, 100]))
+    store, old, now = MemoryStore(), retention.OldTasks(200.0), 1000.0
+    kept: dict[str, float] = {}
+    tasks: dict[int, tuple[str, float]] = {}
+    gone: set[int] = set()
+    for _ in range(12):
+        if random.random() < 0.5:
+            kind, chosen = random.choice("abc"), random.choice([None, 60.0, 100.0, 300.0])
+            kept |= {kind: 200.0 if chosen is None else chosen}
+            with store.transaction() as tx:
+                data = None if chosen is None else b'{"retention":%d}' % chosen
+                tx.set_kind(kind, data, at=now, by=None)
+        for _ in range(random.randrange(15)):
+            number, kind, at = len(tasks) + 1, random.choice("abcd"), now - random.randrange(3)
+            tasks[number] = kind, at
+            add(store, trigger(number, kind=kind, status=Status.DEAD, next_trigger_at=None, ended_at=at))
+        now += random.choice([10.0, 60.0, 150.0])
+        swept(store, old, now)
+        with store.view() as view:
+            there = {row.seq for row in view.triggers([f"t{number}" for number in tasks]).values()}
+        assert there & {n for n, (kind, at) in tasks.items() if at <= now - kept.get(kind, 200.0)} == set()
+        newly_gone = tasks.keys() - there - gone
+        assert [n for n in newly_gone if tasks[n][1] > now - kept.get(tasks[n][0], 200.0)] == []
+        gone |= newly_gone

@@ -12,7 +12,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.store import Contended, Run
 from leasekit.server.store.postgres.session import Connection, array
 from leasekit.server.store.postgres.store import PostgresStore
-from leasekit.task import Beat, NewTask, Settlement
+from leasekit.task import Beat, KindSettings, NewTask, Settlement
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
@@ -89,6 +89,9 @@ async def test_no_request_scans_a_table(postgres: PostgresServer) -> None:
                 await engine.get(beats[0].id)
                 await engine.list_tasks(kind="k", limit=10)
                 await engine.workers()
+                await engine.set_kind("k", KindSettings(priority=number % 5, retention=60.0), by=None)
+                await engine.kinds()
+                await engine.sweeper.sweep()
                 await engine.tick()
     # The sessions of the engines tell their statistics when they end.
     await until(lambda: _fetched(url, _RUNS) == [(2 * SCANS * 50,)])

@@ -16,6 +16,7 @@ from leasekit.server.store import (
     Ending,
     Entity,
     Filter,
+    KindRow,
     Lane,
     Limits,
     Run,
@@ -635,6 +636,41 @@ def add_ended(store: Store, *ends: float, **more: Any) -> None:
     """Tasks 1, 2, …, which ended at these times."""
     fields: dict[str, Any] = {"status": Status.SUCCESS, "next_trigger_at": None}
     add(store, *(trigger(seq, ended_at=at, **fields | more) for seq, at in enumerate(ends, 1)))
+
+
+def test_ended_tasks_of_some_kinds_or_of_all_others_are_found_the_oldest_first(store: Store) -> None:
+    over: dict[str, Any] = {"status": Status.DEAD, "next_trigger_at": None}
+    ends = [("a", 5.0), ("b", 3.0), ("a", 3.0), ("c", 9.0), ("b", 4.0)]
+    add(store, *(trigger(n, kind=kind, ended_at=at, **over) for n, (kind, at) in enumerate(ends, start=1)))
+
+    def found(*kinds: str, others: bool = False, until: float = 9.0, after: Ending = Ending(0, 0)) -> list[int]:  # noqa: B008
+        with store.view() as view:
+            return [end.seq for end in view.ended_of(kinds, others=others, until=until, after=after, limit=3)]
+
+    assert (found("a"), found("a", "c"), found()) == ([3, 1], [3, 1, 4], [])
+    assert (found("a", others=True), found(others=True)) == ([2, 5, 4], [2, 3, 5])
+    assert found("a", "b", until=4.0, after=Ending(3.0, 2)) == [3, 5]
+    with store.view() as view:
+        further = [view.end_further(until=5.0, after=Ending(3.0, 2), skip=skip) for skip in range(4)]
+    assert further == [3.0, 4.0, 5.0, None]
+
+
+def test_settings_of_kinds_are_found_by_their_change_and_undone_with_their_transaction(store: Store) -> None:
+    for number, (kind, settings) in enumerate([("b", b"{}"), ("a", b"1"), ("b", None)]):
+        with store.transaction() as tx:
+            tx.set_kind(kind, settings, at=float(number), by="ada" if number else None)
+    with store.transaction() as tx:
+        last = tx.last_kind_change()
+    with suppress(ZeroDivisionError), store.transaction() as tx:
+        tx.set_kind("c", b"{}", at=1.0, by=None)
+        raise ZeroDivisionError
+    with store.transaction() as tx:
+        assert tx.last_kind_change() == last
+    rows = [KindRow("a", b"1", 1.0, "ada", last - 1), KindRow("b", None, 2.0, "ada", last)]
+    with store.view() as view:
+        assert view.kinds() == rows
+        assert view.kinds(after=last - 1) == rows[1:]
+        assert view.kinds(after=last) == []
 
 
 def test_ended_tasks_are_found_by_their_end_the_oldest_first(store: Store) -> None:

@@ -226,4 +226,28 @@ SERVICE: Mapping[str, Mutant] = {
         Edit("server.roles.frontend:_due_at", "return ...", "return now"),
         by=Histories("calm", ["S11"]),
     ),
+    # Settings of kinds ----------------------------------------------------------------------------------------------
+    "changed-settings-not-read": Mutant(
+        "A node goes on with the settings of kinds that it has read first.",
+        Edit("server.store.kind_defaults:KindDefaults.read", "last != self._change", "not self._change"),
+        test="tests/server/roles/test_kinds.py::test_a_node_reads_what_has_changed_and_nothing_else",
+        why_test="the tasks of the simulation have all options of their own",
+    ),
+    "kind-wins-over-submission": Mutant(
+        "What a submission gives has no effect if its kind has settings.",
+        Edit(
+            "server.roles.frontend:_Intake._add",
+            "effective(task, ...)",
+            "self._kinds.get(task.kind) or effective(task)",
+        ),
+        test="tests/server/roles/test_kinds.py::test_a_task_takes_from_its_kind_what_it_does_not_say",
+        why_test="the kinds of the simulation have no settings",
+    ),
+    "retention-of-a-kind-for-all": Mutant(
+        "Tasks of all kinds go by the retention of one.",
+        Edit("server.roles.retention:OldTasks.step", "group.others", "True"),
+        test="tests/server/roles/test_retention.py::"
+        "test_a_kind_keeps_its_tasks_for_a_shorter_or_a_longer_time_than_the_store",
+        why_test="no task of the simulation is as old as that",
+    ),
 }

@@ -1,4 +1,5 @@
 """The settings of kinds: what a task takes from its kind, and who hears of a change."""
+# pyright: reportPrivateUsage=false
 
 import asyncio
 import logging

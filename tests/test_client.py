@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -803,6 +804,20 @@ async def test_an_event_loop_sets_reads_and_deletes_the_settings_of_a_kind() -> 
         assert await client.akinds() == [info]
         await client.adelete_kind("k")
         assert await client.akind("k") is None
+
+
+def test_what_a_handler_declares_wins_over_the_settings_of_its_kind() -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    worker = leasekit.Worker(url)
+    with leasekit.connect(url) as client:
+
+        @worker.handler("k", priority=1)
+        def handle(payload: None) -> None: ...
+
+        client.set_kind("k", KindSettings(priority=0, max_attempts=1))
+        declared, bare = handle.options(client=client).schedule(), client.schedule("k")
+        found = [client.get(task.id) for task in (declared, bare)]
+    assert [task.priority for task in found if task] == [1, 0]
 
 
 def test_what_is_no_settings_is_refused_before_it_is_sent() -> None:

@@ -55,6 +55,16 @@ def test_a_setting_is_changed_and_the_others_stay(run: Run, client: Client) -> N
     assert "nothing changes" in run("kinds", "set", "report", "max_attempts=4").stderr
 
 
+def test_a_task_from_the_shell_has_the_settings_of_its_kind_and_its_own_options(run: Run, client: Client) -> None:
+    run("kinds", "set", "report", "priority=0", "max_attempts=1")
+    run("schedule", "report", "--id", "usual")
+    run("schedule", "report", "--id", "late", "--priority", "2")
+    usual, late = client.get("usual"), client.get("late")
+    assert usual is not None
+    assert late is not None
+    assert (usual.priority, late.priority) == (0, 2)
+
+
 def test_a_reset_removes_all_settings(run: Run, client: Client) -> None:
     client.set_kind("report", KindSettings(max_attempts=3))
     assert run("kinds", "reset", "report", "other").stdout == "report: max_attempts 3 → default (25)\n"
@@ -110,16 +120,16 @@ def test_a_file_is_shown_as_what_it_would_change_and_applied_with_yes(run: Run, 
     assert run("kinds", "apply", str(file), "--yes").stderr == "leasekit kinds: nothing changes\n"
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 0)])
+@pytest.mark.parametrize("answer", ["y", "n"])
 def test_a_terminal_is_asked_before_a_file_is_applied(
-    terminal: Start, server: Server, tmp_path: Path, answer: str, code: int
+    terminal: Start, server: Server, tmp_path: Path, answer: str
 ) -> None:
     path = tmp_path / "kinds.toml"
     path.write_text(f"[asked-{answer}]\npriority = 0\n", encoding="utf-8")
     applying = terminal("kinds", "apply", str(path))
     assert f"asked-{answer}: priority default (2) → 0" in applying.until("Change them?")
     applying.type(f"{answer}\n")
-    assert applying.ended() == code
+    assert applying.ended() == 0
     shown = server.command("kinds", "show", f"asked-{answer}").stdout
     assert ("priority\t0\tkind" in shown) is (answer == "y")
 

@@ -52,9 +52,13 @@ async def nodes(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list
     monkeypatch.setattr(clock, "_SIGN_EVERY", 0.05)
     async with AsyncExitStack() as stack:
         started = [await stack.enter_async_context(Engine(PostgresStore(url))) for _ in range(NODES)]
-        for node in started:
-            await node.tick()
-        assert all(len(others_of(node).alive) == NODES and node.clock.has_company for node in started)
+
+        async def have_met() -> bool:
+            for node in started:
+                await node.tick()
+            return all(len(others_of(node).alive) == NODES and node.clock.has_company for node in started)
+
+        await becomes(have_met)
         with psycopg.connect(url, autocommit=True) as connection:
             await until(lambda: len(listeners(connection)) == NODES)
         yield started
@@ -116,8 +120,12 @@ async def test_a_node_that_has_left_is_told_from_one_that_fell_silent(nodes: lis
     assert found[left].has_left
     silent = [node for node in found.values() if (datetime.now(UTC) - node.last_seen).total_seconds() > 50]
     assert [node.has_left for node in silent] == [False]
-    await nodes[0].tick()
-    assert len(others_of(nodes[0]).alive) == NODES
+
+    async def sees_those_alive() -> bool:
+        await nodes[0].tick()
+        return len(others_of(nodes[0]).alive) == NODES
+
+    await becomes(sees_those_alive)
     killed.close()
 
 

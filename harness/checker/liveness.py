@@ -173,18 +173,18 @@ def _must_start(life: Life, after: Lease | None, ready_at: float, lives: Lives, 
 
 
 def _l3_outage(life: Life, lives: Lives, rules: Rules) -> Found:
-    """No lease is lost in faults that are shorter than the outage that it survives."""
-    outage = rules.outage or 0.0
+    """No lease is lost in faults that are shorter than the outage that it survives with the ttl granted last."""
     for lease in life.known:
         for lost in lease.lost:
             if lost.reason not in ("expired", "strikes") or any(answer.at <= lost.at for answer in lease.refused):
                 continue
-            renewed_at = [beat.asked_at for beat in lease.renewed if beat.at <= lost.at]
-            since = max(renewed_at, default=lease.granted[0].asked_at)
+            beats = [beat for beat in lease.renewed if beat.at <= lost.at]
+            since = max([beat.asked_at for beat in beats], default=lease.granted[0].asked_at)
             stretches = list(_stretches(lives, lost.who, since, lost.at, rules.bridge))
             if len(stretches) > 1:
                 continue
             trouble = sum(end - begin for begin, end in stretches)
+            outage = rules.outage(next((beat.ttl for beat in reversed(beats) if beat.ttl), lease.ttl))
             if trouble < outage - rules.jitter:
                 why = f"fence {lease.fence} was lost in {trouble:.1f} s of faults: it has to survive {outage:.1f} s"
                 yield why, [lease.grant, *lease.renewed[-1:], lost]
@@ -361,7 +361,7 @@ def _was_calm(lives: Lives, report: log.Effect, fresh: float, lease: Lease, rule
     its heartbeats, which may be longer than that of its claim.
     """
     ttl = max([lease.ttl, *(beat.ttl or 0.0 for beat in lease.renewed)])
-    since = report.at - max(2 * (rules.outage or 0.0), ttl)
+    since = report.at - max(2 * rules.outage(ttl), ttl)
     return not any(_stretches(lives, report.who, since, report.at + fresh, rules.bridge))
 
 

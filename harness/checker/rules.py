@@ -20,7 +20,8 @@ class Rules:
     jitter: float = 0.5  # how late a scheduler, a kernel timer or a log may be
     start_within: float | None = None
     """L1, L2: a ready task is granted within this time, while a worker has a free slot and nothing is wrong."""
-    outage: float | None = None  # L3: no lease is lost in a shorter stretch of faults
+    heartbeats: Heartbeats | None = None
+    """L3: no lease is lost in a stretch of faults shorter than the outage that these survive with the lease's ttl."""
     bridge: float = 15.0
     """L3: faults no further apart count as one stretch: the timeout of a call and the wait before the next try."""
     fresh: float | None = None
@@ -37,9 +38,9 @@ class Rules:
     least_settled: int = 1  # the least number of answered settlements that proves something
     faults: Collection[str] = ()  # the names of faults that must have fired
 
-    @classmethod
-    def for_heartbeats(cls, heartbeats: Heartbeats) -> "Rules":
-        return cls(outage=heartbeats.outage_survived, bridge=heartbeats.call_timeout + heartbeats.retry_wait + 1.0)
+    def outage(self, ttl: float) -> float:
+        """Return the longest outage that a lease of this ttl has to survive; 0.0: not checked."""
+        return self.heartbeats.for_ttl(ttl).outage_survived if self.heartbeats else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,10 +82,10 @@ def simulate(scenario: Scenario) -> Outcome:
 
 def rules_of(scenario: Scenario) -> Rules:
     steps = any(scenario.rates.get(name) for name in ("wall_forward", "wall_back", "wall_creep"))
-    of_ttls = [Rules.for_heartbeats(scenario.heartbeats.for_ttl(ttl)) for ttl in scenario.ttls]
+    of_ttls = [scenario.heartbeats.for_ttl(ttl) for ttl in scenario.ttls]
     return Rules(
-        outage=min(rules.outage or 0.0 for rules in of_ttls),
-        bridge=max(rules.bridge for rules in of_ttls),
+        heartbeats=scenario.heartbeats,
+        bridge=max(heartbeats.call_timeout + heartbeats.retry_wait + 1.0 for heartbeats in of_ttls),
         drift=max(DRIFT, scenario.drift),
         sweep=scenario.period + 1.0,
         start_within=scenario.poll + scenario.look + 40.0,

@@ -41,6 +41,7 @@ from harness.history import (
     Stopped,
     Thawed,
 )
+from leasekit.config import Heartbeats
 
 RULES = Rules(least_settled=0)
 
@@ -142,7 +143,7 @@ TIMED_OUT = [*asked(expiry="retry", max_attempts=2), *NO_END, final(fence=2)]
 @pytest.mark.parametrize("life", [LIFE, RERUN, TIMED_OUT], ids=["once", "twice", "timed out"])
 def test_a_good_life_breaks_nothing(life: list[Event]) -> None:
     assert found(life) == set()
-    assert found([*life, OVER], replace(RULES, start_within=10.0, outage=100.0)) == set()
+    assert found([*life, OVER], replace(RULES, start_within=10.0, heartbeats=Heartbeats())) == set()
 
 
 @pytest.mark.parametrize(
@@ -573,28 +574,42 @@ def lost(at: float, reason: str = "expired") -> list[Event]:
 
 
 def test_l3_a_lease_lost_without_trouble_is_found_out() -> None:
-    assert found(lost(250.0), replace(RULES, outage=139.0)) == {"L3"}
+    assert found(lost(250.0), replace(RULES, heartbeats=Heartbeats())) == {"L3"}
 
 
 def test_l3_a_lease_lost_in_a_short_outage_is_found_out() -> None:
     outage = [Fault(at=100.0, who="world", name="cut", lasts=120.0)]
-    assert found([*lost(250.0), *outage], replace(RULES, outage=139.0)) == {"L3"}
+    assert found([*lost(250.0), *outage], replace(RULES, heartbeats=Heartbeats())) == {"L3"}
 
 
 @pytest.mark.parametrize("who", ["", "w"])
 def test_l3_a_lease_may_be_lost_in_a_long_outage(who: str) -> None:
     outage = [Fault(at=100.0, who="world", name="cut", target=who, lasts=145.0)]
-    assert found([*lost(250.0), *outage], replace(RULES, outage=139.0)) == set()
+    assert found([*lost(250.0), *outage], replace(RULES, heartbeats=Heartbeats())) == set()
 
 
 def test_l3_somebody_else_s_trouble_is_no_excuse() -> None:
     outage = [Fault(at=100.0, who="world", name="cut", target="v", lasts=145.0)]
-    assert found([*lost(250.0), *outage], replace(RULES, outage=139.0)) == {"L3"}
+    assert found([*lost(250.0), *outage], replace(RULES, heartbeats=Heartbeats())) == {"L3"}
+
+
+@pytest.mark.parametrize(("lasts", "broken"), [(30.0, {"L3"}), (80.0, set[str]())])
+def test_l3_the_ttl_of_the_last_beat_says_what_a_lease_survives(lasts: float, broken: set[str]) -> None:
+    """49 s with 120 s, 139 s with 300 s."""
+    events = [*lost(250.0), renewed(1, 50.0, ttl=300.0), renewed(1, 99.0, ttl=120.0)]
+    outage = [Fault(at=100.0, who="world", name="cut", lasts=lasts)]
+    assert found([*events, *outage], replace(RULES, heartbeats=Heartbeats())) == broken
+
+
+def test_l3_a_lease_of_a_long_ttl_survives_more_than_one_of_a_short_ttl() -> None:
+    events = [*lost(250.0), renewed(1, 50.0, ttl=120.0), renewed(1, 99.0, ttl=300.0)]
+    outage = [Fault(at=100.0, who="world", name="cut", lasts=120.0)]
+    assert found([*events, *outage], replace(RULES, heartbeats=Heartbeats())) == {"L3"}
 
 
 def test_l3_a_lease_that_the_service_took_is_no_loss() -> None:
     gone = Refused(at=249.9, who="w", task="a", fence=1, asked_at=249.8, reason="expired")
-    assert found([*lost(250.0), gone], replace(RULES, outage=139.0)) == set()
+    assert found([*lost(250.0), gone], replace(RULES, heartbeats=Heartbeats())) == set()
 
 
 def test_l4_a_task_that_has_not_ended_after_all_is_found_out() -> None:

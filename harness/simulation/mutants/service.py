@@ -71,7 +71,7 @@ SERVICE: Mapping[str, Mutant] = {
     "clock-steps-back": Mutant(
         "The store's time goes back with the wall clock.",
         Edit("server.clock:StoreClock.read", "max(self._gained, self._ahead)", "self._ahead"),
-        by=Histories("clocks", ["L1", "L2", "L4"]),
+        by=Histories("set_back", ["L1", "L2", "L4", "S11"]),
     ),
     "leases-not-restarted-at-the-start": Mutant(
         "After a restart leases end as if they could have been renewed while the server was down.",

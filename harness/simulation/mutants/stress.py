@@ -27,18 +27,20 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "tasks_per_hour": 200.0,
         "longest_handler": 400.0,
     },
-    # A failed beat is retried in the next cycle, so five strikes take longer than a lease lasts. The first strike may
-    # come soon after the last renewal, with an early beat.
+    # A failed beat is retried after `retry_wait`, so a hundred strikes take longer than a lease lasts. Strikes may end
+    # leases at any time: only their number counts.
     "strikes": {
         "hours": 2.0,
         "rates": only(cut=8.0, one_way=6.0, refuse=4.0, deaf=30.0),
-        "heartbeats": Heartbeats(strike_after=0.0, retries_per_cycle=0, max_failures=5),
+        "heartbeats": Heartbeats(strike_after=0.0, max_failures=100),
     },
-    # Clocks that drift far more than promised; the margin absorbs that.
+    # Clocks that drift far more than promised; the margin absorbs that. The ttls are long: clocks differ by a part of
+    # the ttl, and a mutant shows if that is more than the time between two effects.
     "drift": {
         "hours": 2.0,
         "rates": only(cut=10.0, one_way=6.0, gil=8.0, deaf=70.0),
         "drift": 0.02,
+        "ttls": (290.0, 300.0),
         "effect_every": 5.0,
         "tasks_per_hour": 150.0,
     },
@@ -83,6 +85,8 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "workers": 3,
         "slots": 2,
     },
+    # The wall clock only goes back: nothing but the store's own clock knows what is due.
+    "set_back": {"hours": 1.5, "rates": only(wall_back=20.0)},
     # Three servers over one database whose clock is set ahead, while holders are cut off.
     "shared": {
         "hours": 0.4,

@@ -93,9 +93,8 @@ class Cycle:
         self._needed_at: float | None = None  # when the next slot must be, as far as it is known
         self._early = early
         self.early_at = -math.inf  # when the latest call left that only news had asked for
-        self._news: _Deque = (
-            OrderedDict()
-        )  # leases in main and backup, and rested ones, whose next heartbeat may come early
+        self._news: _Deque = OrderedDict()  # leases in main, backup and rested whose next heartbeat may come early
+        self._late_news: _Deque = OrderedDict()  # rested ones whose next heartbeat may do so from `not_before` on
 
         self._paused_until = -math.inf
         self._backoff = Backoff(self._nearest, heartbeats.retry_wait, random=random)
@@ -140,13 +139,15 @@ class Cycle:
 
         At most one early call a second carries all leases that have news, in a slot that a full cycle does not need:
         never closer to the last slot than `1 / rate`. A waiting lease is tried again soon anyway. In an outage news are
-        tried every `retry_wait`, so that they do not wait for the next cycle once the service is back.
+        tried every `retry_wait`: not sooner, as each failure is a strike, and not only in the next cycle.
         """
         self._now = now
-        if any(term.place is place for place in (self._main, self._backup, self._rested)):
+        if term.not_before <= now and any(term.place is it for it in (self._main, self._backup, self._rested)):
             self._news[term] = None
-        else:
-            term.has_news = True
+            return
+        term.has_news = True
+        if term.place is self._rested:
+            self._late_news[term] = None
 
     def _into_main(self, terms: Iterable[Term], *, ahead: bool = False) -> None:
         """Merge `terms` into main, by their last acknowledged heartbeat. Equals go last, or first if `ahead`."""
@@ -177,6 +178,10 @@ class Cycle:
         if ready := list(itertools.takewhile(lambda term: term.not_before <= now, self._waiting)):
             self._into_main(ready)
             self._eager = True
+        for term in list(itertools.takewhile(lambda term: term.not_before <= now, self._late_news)):
+            del self._late_news[term]
+            if term.has_news:  # the service has not heard it yet
+                self.hasten(term, now)
         effects: list[Send | Lost] = [self._lose(term, "expired") for term in self._expired(now)]
         due = self._slot_at(now)
         if now >= due:
@@ -189,7 +194,7 @@ class Cycle:
         """When `step` has something to do next, if nothing else happens before."""
         if not self._held:
             return math.inf
-        ready_at = next(iter(self._waiting)).not_before if self._waiting else math.inf
+        ready_at = min((next(iter(it)).not_before for it in (self._waiting, self._late_news) if it), default=math.inf)
         return min(self._ends_at, self._slot_at(self._now), ready_at, self._lost_from)
 
     def _turn(self, now: float) -> None:
@@ -372,16 +377,14 @@ class Cycle:
     def _failed(self, term: Term, now: float) -> None:
         """Retry the lease after `retry_wait`; after several tries, in the next cycle or once the service is back."""
         term.not_before = now + self.heartbeats.retry_wait
-        # All rested leases come back at once: their last slot is this much later.
-        turns = self._slots / self.heartbeats.rate
-        can_wait = term.lost_at > self._ends_at + turns + self.heartbeats.call_timeout + self.heartbeats.retry_wait
-        # The turn ends a rest: if the turn comes before `retry_wait` is over, there is no rest.
-        can_wait = can_wait and term.not_before <= self._ends_at
+        # The turn ends a rest. All rested leases come back at once: their last slot is this much later.
+        later = self._slots / self.heartbeats.rate + self.heartbeats.call_timeout + self.heartbeats.retry_wait
+        can_wait = term.not_before <= self._ends_at < term.lost_at - later
         rests = term.retries > self.heartbeats.retries_per_cycle and can_wait and term.confirmed
         if rests:
             term.retries = 0
             if term.has_news:
-                self._news[term] = None
+                self._late_news[term] = None
         _move([term], self._rested if rests else self._waiting)
 
 

@@ -92,7 +92,7 @@ def _drawn(chance: random.Random, seed: int) -> Case:
         retry_wait=chance.choice([0.0, ttl * 10 ** chance.uniform(-3.5, -0.7)]),
         retries_per_cycle=chance.choice([0, 1, 3, 10]),
         max_failures=chance.choice([1, 2, 3, 5, 10]),
-        strike_after=chance.choice([None, None, ttl * chance.random()]),
+        strike_after=chance.choice([None, None, 0.0, ttl * chance.random()]),
         burst=chance.choice([1.0, 3.0, chance.uniform(1, 10)]),
     )
     ttls: tuple[float, ...] = (ttl,)

@@ -62,8 +62,8 @@ def test_the_picture_of_a_task_has_every_status_that_is_reached_and_every_event(
 
 def test_the_picture_of_the_cycle_has_every_place_where_a_lease_can_be() -> None:
     cycle = Cycle(Heartbeats(), now=0, random=random.Random(0).random, early=Early())
-    # What is in flight is drawn apart, and what has news is in main or backup as well.
-    others = {"_calls", "_news"}
+    # What is in flight is drawn apart, and what has news is in another place as well.
+    others = {"_calls", "_news", "_late_news"}
     places = {name.strip("_") for name, value in vars(cycle).items() if isinstance(value, dict) and name not in others}
     assert places
     assert places <= set(labels("cycle"))

@@ -27,6 +27,7 @@ _EVERY = 60.0  # seconds between two searches for old tasks
 _NAMES_KEPT = 2 * NAME_UNUSED  # seconds, however short retention is: an earlier use of a name need not be noted
 _NAMES_EVERY = 3600.0  # seconds between two searches for unused names, which look at all of them
 _PAUSE = 0.01  # seconds between two steps of retention, for which nobody waits
+_CLAIMS_KEPT = 86_400.0  # seconds for which the answers of claims are kept, whatever clocks do between two processes
 _VACUUM_STEP = 2**20  # bytes that one transaction gives back
 
 
@@ -47,6 +48,7 @@ class Sweeper:
         self._keep = keep
         self._old = retention.OldTasks(keep)
         self._names_at = clock.peek()
+        self._sweeps = 0
 
     async def run(self) -> None:
         while True:
@@ -69,9 +71,13 @@ class Sweeper:
         if self._clock.peek() - self._names_at >= _NAMES_EVERY:
             await self._remove_names()
             self._names_at = self._clock.peek()
-        more = True
-        while more:
-            more = await self._commit(FORGET, None, retention.FORGET_BATCH)
+        await self._forget_claims()
+
+    async def _forget_claims(self) -> None:
+        # The clock may have stepped between two processes: this one keeps for as long again what others have noted.
+        self._sweeps += 1
+        keep = retention.CLAIM_MEMORY if self._sweeps * _EVERY > retention.CLAIM_MEMORY else _CLAIMS_KEPT
+        while await self._commit(FORGET, keep, retention.FORGET_BATCH):
             await asyncio.sleep(_PAUSE)
 
     async def _remove_names(self) -> None:
@@ -100,8 +106,8 @@ class Sweeper:
         return Vacuumed(freed=max(0, before - left), left=left)
 
 
-def _forget(turn: UnitOfWork, requests: Sequence[None]) -> list[bool]:
-    return [retention.forget_claims(turn) for _ in requests]
+def _forget(turn: UnitOfWork, requests: Sequence[float]) -> list[bool]:
+    return [retention.forget_claims(turn, older_than=age) for age in requests]
 
 
 def _vacuum(turn: UnitOfWork, requests: Sequence[None]) -> Sequence[None]:

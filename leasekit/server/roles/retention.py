@@ -26,7 +26,7 @@ FORGET_BATCH = 500
 _LOOK = 20_000
 """Ended tasks that are looked at in one step, at most: a few milliseconds of a reader."""
 _ANEW = 86_400.0  # seconds after which all ended tasks are looked at again: a clock, or a row, may have been wrong
-_CLAIM_MEMORY = 1_200.0  # seconds; TCP gives up after a quarter of an hour: a request that is later is no copy
+CLAIM_MEMORY = 1_200.0  # seconds; TCP gives up after a quarter of an hour: a request that is later is no copy
 _FIRST = "0/0"
 _BEGIN = Ending(0.0, 0)
 _LAST_SEQ = 2**62  # greater than each `seq`
@@ -178,7 +178,7 @@ def remove_names(turn: UnitOfWork, removals: Sequence[Removal]) -> list[None]:
     return [None] * len(removals)
 
 
-def forget_claims(turn: UnitOfWork) -> bool:
-    """Drop answers of claims that are too old to be repeated usefully; return whether more of them may be left."""
+def forget_claims(turn: UnitOfWork, *, older_than: float) -> bool:
+    """Drop answers of claims noted more than `older_than` seconds ago; return whether more of them may be left."""
     # By the clock without steps: it is never ahead of the clock by which the answers were noted.
-    return turn.tx.forget_claims(before=turn.instant - _CLAIM_MEMORY, limit=FORGET_BATCH) == FORGET_BATCH
+    return turn.tx.forget_claims(before=turn.instant - older_than, limit=FORGET_BATCH) == FORGET_BATCH

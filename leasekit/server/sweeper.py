@@ -77,7 +77,9 @@ class Sweeper:
         # The clock may have stepped between two processes: this one keeps for as long again what others have noted.
         self._sweeps += 1
         keep = retention.CLAIM_MEMORY if self._sweeps * _EVERY > retention.CLAIM_MEMORY else _CLAIMS_KEPT
-        while await self._commit(FORGET, keep, retention.FORGET_BATCH):
+        more = True
+        while more:
+            more = await self._commit(FORGET, keep, retention.FORGET_BATCH)
             await asyncio.sleep(_PAUSE)
 
     async def _remove_names(self) -> None:

@@ -178,7 +178,7 @@ def remove_names(turn: UnitOfWork, removals: Sequence[Removal]) -> list[None]:
     return [None] * len(removals)
 
 
-def forget_claims(turn: UnitOfWork, *, older_than: float) -> bool:
+def forget_claims(turn: UnitOfWork, *, older_than: float = CLAIM_MEMORY) -> bool:
     """Drop answers of claims noted more than `older_than` seconds ago; return whether more of them may be left."""
     # By the clock without steps: it is never ahead of the clock by which the answers were noted.
     return turn.tx.forget_claims(before=turn.instant - older_than, limit=FORGET_BATCH) == FORGET_BATCH

@@ -35,6 +35,7 @@ from leasekit.named import Named, NamedLease, Once, OnceLease
 from leasekit.task import (
     Exponential,
     FixedDelays,
+    GateInfo,
     Health,
     HistoryEntry,
     KindInfo,
@@ -58,10 +59,10 @@ from leasekit.worker import Worker
 
 __all__ = [
     "AlreadyDone", "BackendError", "Cancelled", "Client", "Closed", "ConfigError", "Draining", "Exponential", "Fatal",
-    "FixedDelays", "Health", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "KindInfo", "KindSettings", "Lease",
-    "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "Named", "NamedLease",
-    "NewTask", "NodeInfo", "NotGranted", "NotHeld", "Once", "OnceLease", "Page", "Polynomial", "ProtocolError",
-    "Refused", "RetryPolicy", "Scheduled", "Stats", "Status", "StoreDamaged", "StoreLocked", "Task", "TaskInfo",
-    "TaskOptions", "Tasks", "Throttled", "TooLarge", "Unavailable", "UnknownScheme", "Untrusted", "Verdict", "Worker",
-    "WorkerInfo", "connect", "lease", "leased",
+    "FixedDelays", "GateInfo", "Health", "Heartbeats", "HistoryEntry", "Idle", "IdleTimeout", "KindInfo",
+    "KindSettings", "Lease", "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "LossReason",
+    "MissingDependency", "Named", "NamedLease", "NewTask", "NodeInfo", "NotGranted", "NotHeld", "Once", "OnceLease",
+    "Page", "Polynomial", "ProtocolError", "Refused", "RetryPolicy", "Scheduled", "Stats", "Status", "StoreDamaged",
+    "StoreLocked", "Task", "TaskInfo", "TaskOptions", "Tasks", "Throttled", "TooLarge", "Unavailable", "UnknownScheme",
+    "Untrusted", "Verdict", "Worker", "WorkerInfo", "connect", "lease", "leased",
 ]  # fmt: skip

@@ -4,8 +4,9 @@ import asyncio
 import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from leasekit import hooks
 from leasekit._arguments import check_ids, checked_status
@@ -14,6 +15,7 @@ from leasekit._driver.retrying import patience, repeat_until_answered
 from leasekit._session import Session
 from leasekit.backend import (
     Backend,
+    GateDirectory,
     KindDirectory,
     NodeDirectory,
     Purger,
@@ -24,7 +26,18 @@ from leasekit.backend import (
 )
 from leasekit.config import check_number
 from leasekit.errors import LeasekitError
-from leasekit.task import KindInfo, KindSettings, NodeInfo, Purged, Redriven, Stats, Status, Vacuumed, WorkerInfo
+from leasekit.task import (
+    GateInfo,
+    KindInfo,
+    KindSettings,
+    NodeInfo,
+    Purged,
+    Redriven,
+    Stats,
+    Status,
+    Vacuumed,
+    WorkerInfo,
+)
 
 T = TypeVar("T")
 
@@ -103,6 +116,101 @@ class Operating:
     async def adelete_kind(self, kind: str) -> None:
         """Do what `delete_kind` does, from an event loop."""
         await self._acall(partial(self._kind_directory.delete_kind, kind))
+
+    def gates(self) -> list[GateInfo]:
+        """List the closed gates: those of kinds, then those of collections. Raises `LeasekitError` without gates."""
+        return self._call(self._gate_directory.gates)
+
+    async def agates(self) -> list[GateInfo]:
+        """Do what `gates` does, from an event loop."""
+        return await self._acall(self._gate_directory.gates)
+
+    def pause(
+        self,
+        *,
+        kind: str | None = None,
+        collection: str | None = None,
+        until: float | datetime | None = None,
+        reason: str | None = None,
+    ) -> GateInfo:
+        """Close the gate of a kind or of a collection: its tasks wait, and those that run are left alone.
+
+        From the return on, no process is granted such a task. Tasks are accepted meanwhile, keep their order, and spend
+        no attempt. It replaces a gate that is closed already. Raises `Refused` for kinds of names, and `LeasekitError`
+        if the backend has no gates.
+
+        Args:
+            kind: The kind that is closed; either this or `collection`.
+            collection: The collection that is closed.
+            until: When the gate opens by itself: seconds from now, or an instant; None: when `open` is called.
+            reason: Why, for those who ask what the tasks wait for.
+        """
+        return self._call(self._closing("pause", kind, collection, until, reason))
+
+    async def apause(
+        self,
+        *,
+        kind: str | None = None,
+        collection: str | None = None,
+        until: float | datetime | None = None,
+        reason: str | None = None,
+    ) -> GateInfo:
+        """Do what `pause` does, from an event loop."""
+        return await self._acall(self._closing("pause", kind, collection, until, reason))
+
+    def drop(
+        self,
+        *,
+        kind: str | None = None,
+        collection: str | None = None,
+        until: float | datetime | None = None,
+        reason: str | None = None,
+    ) -> GateInfo:
+        """Close a gate as `pause` does, but end due tasks as *cancelled* instead of having them wait.
+
+        Their `reason` names the gate. They end a few at a time, in the background; tasks of a collection when a worker
+        that claims their kind comes to them. The arguments are those of `pause`.
+        """
+        return self._call(self._closing("drop", kind, collection, until, reason))
+
+    async def adrop(
+        self,
+        *,
+        kind: str | None = None,
+        collection: str | None = None,
+        until: float | datetime | None = None,
+        reason: str | None = None,
+    ) -> GateInfo:
+        """Do what `drop` does, from an event loop."""
+        return await self._acall(self._closing("drop", kind, collection, until, reason))
+
+    def open(self, *, kind: str | None = None, collection: str | None = None) -> None:
+        """Open the gate of a kind or of a collection, if it is closed: its tasks can be claimed again."""
+        self._call(partial(self._gate_directory.open_gate, kind=kind, collection=collection))
+
+    async def aopen(self, *, kind: str | None = None, collection: str | None = None) -> None:
+        """Do what `open` does, from an event loop."""
+        await self._acall(partial(self._gate_directory.open_gate, kind=kind, collection=collection))
+
+    def _closing(
+        self,
+        mode: Literal["pause", "drop"],
+        kind: str | None,
+        collection: str | None,
+        until: float | datetime | None,
+        reason: str | None,
+    ) -> Callable[[], Coroutine[Any, Any, GateInfo]]:
+        if not isinstance(until, datetime):
+            check_number("until", until, or_none=True)
+        return partial(
+            self._gate_directory.set_gate,
+            kind=kind,
+            collection=collection,
+            mode=mode,
+            until=until if isinstance(until, datetime) else None,
+            duration=None if isinstance(until, datetime) else until,
+            reason=reason,
+        )
 
     def redrive(
         self,
@@ -275,6 +383,13 @@ class Operating:
         backend = self._session.connection().backend
         if not isinstance(backend, KindDirectory):
             raise LeasekitError(f"{type(backend).__name__} has no settings of kinds: give options with each task")
+        return backend
+
+    @property
+    def _gate_directory(self) -> GateDirectory:
+        backend = self._session.connection().backend
+        if not isinstance(backend, GateDirectory):
+            raise LeasekitError(f"{type(backend).__name__} has no gates: stop the workers, or cancel tasks")
         return backend
 
     def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:

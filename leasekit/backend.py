@@ -13,13 +13,15 @@ Every call can be repeated: the second answer equals the first.
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from datetime import datetime
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from leasekit._lifecycle.validation import check_kinds, check_limit, checked
 from leasekit.task import (
     Beat,
     Claimed,
     CompleteSettings,
+    GateInfo,
     KindInfo,
     KindSettings,
     NewTask,
@@ -42,11 +44,11 @@ from leasekit.task import (
 )
 
 __all__ = [
-    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "CompleteSettings", "KindDirectory", "KindInfo",
-    "KindListener", "KindSettings", "NameSource", "NewTask", "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged",
-    "Purger", "Redriven", "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo",
-    "TaskSink", "Vacuumed", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds",
-    "check_limit", "checked", "effective",
+    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "CompleteSettings", "GateDirectory", "GateInfo",
+    "KindDirectory", "KindInfo", "KindListener", "KindSettings", "NameSource", "NewTask", "NodeDirectory", "NodeInfo",
+    "Outcome", "Page", "Purged", "Purger", "Redriven", "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats",
+    "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo",
+    "cancel_all", "check_kinds", "check_limit", "checked", "effective",
 ]  # fmt: skip
 
 
@@ -231,6 +233,40 @@ class KindDirectory(Protocol):
 
     async def delete_kind(self, kind: str) -> None:
         """Remove the settings of a kind; a kind that has none is left as it is."""
+        ...
+
+
+@runtime_checkable
+class GateDirectory(Protocol):
+    """A backend with gates: it does not start the tasks of a kind or a collection whose gate is closed.
+
+    Running tasks go on, and tasks are accepted. What is judged by a claim's answer: from the answer of `set_gate` on,
+    no claim is granted such a task by any process.
+    """
+
+    async def gates(self) -> list[GateInfo]:
+        """List the closed gates: those of kinds, then those of collections, sorted by name."""
+        ...
+
+    async def set_gate(
+        self,
+        *,
+        kind: str | None = None,
+        collection: str | None = None,
+        mode: Literal["pause", "drop"] = "pause",
+        until: datetime | None = None,
+        duration: float | None = None,
+        reason: str | None = None,
+    ) -> GateInfo:
+        """Close the gate of a kind or of a collection, in place of the gate that it has.
+
+        Due tasks wait (*pause*), or end as *cancelled* (*drop*). The gate opens by itself at `until`, or `duration`
+        seconds from now, by the service's clock. A kind of names, `named:` or `once:`, is refused.
+        """
+        ...
+
+    async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
+        """Open a gate; a kind or collection that has none is left as it is."""
         ...
 
 

@@ -16,9 +16,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 __all__ = [
-    "DEFAULTS", "Beat", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "Health", "HistoryEntry",
-    "KindInfo", "KindSettings", "Name", "NewTask", "NodeInfo", "Outcome", "Page", "Polynomial", "ProgressSeq",
-    "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task",
+    "DEFAULTS", "Beat", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "GateInfo", "Health",
+    "HistoryEntry", "KindInfo", "KindSettings", "Name", "NewTask", "NodeInfo", "Outcome", "Page", "Polynomial",
+    "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task",
     "TaskDefaults", "TaskInfo", "TaskOptions", "TaskSettings", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo",
     "effective",
 ]  # fmt: skip
@@ -448,6 +448,25 @@ class HistoryEntry(_Discreet, frozen=True, kw_only=True, omit_defaults=True):
     """What a failure reported."""
 
 
+class GateInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A closed gate: the tasks of a kind or of a collection are not started."""
+
+    kind: str | None = None
+    """The kind that is closed; None: it is a collection."""
+    collection: str | None = None
+    """The collection that is closed; None: it is a kind."""
+    mode: Literal["pause", "drop"]
+    """Whether due tasks wait, or end as *cancelled*."""
+    until: Annotated[datetime, Meta(tz=True)] | None = None
+    """When the gate opens by itself; None: it is opened by hand."""
+    reason: str | None = None
+    """Why it is closed, in the words of the operator."""
+    changed_at: Annotated[datetime, Meta(tz=True)]
+    """When the gate was closed, or changed."""
+    changed_by: str | None = None
+    """The name of the client that did it, or its address; None: the service does not know."""
+
+
 class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """Everything that the service knows about a task."""
 
@@ -499,6 +518,8 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """The runs of the task as they ended, and its redrives."""
     reason: str | None = None
     """Why the task is dead, dropped, or not ready yet."""
+    gate: GateInfo | None = None
+    """The closed gate behind which a waiting task waits."""
 
 
 class Stats(Struct, frozen=True, kw_only=True, omit_defaults=True):

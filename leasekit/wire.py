@@ -6,6 +6,7 @@ decoded and encoded again.
 """
 
 import re
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -27,10 +28,10 @@ from leasekit.task import (
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES", "MAX_NODES_TOGETHER",
     "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER", "STORE_HEADER",
-    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ChangedKind", "ClaimAnswer", "ClaimRequest",
-    "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OneTask", "OptionalName", "Problem", "ProblemType",
-    "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
-    "TaskFilters", "VacuumRequest", "VerdictsAnswer", "given", "traceparent",
+    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ChangedCollection", "ChangedKind", "ClaimAnswer",
+    "ClaimRequest", "GateRequest", "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OneTask", "OptionalName",
+    "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest",
+    "SettlementItem", "TaskFilters", "VacuumRequest", "VerdictsAnswer", "given", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -157,6 +158,30 @@ class ChangedKind(OneKind, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class KindRequest(KindSettings, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """New settings of a kind, in place of all old ones: those that are left out have leasekit's defaults."""
+
+
+class ChangedCollection(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request that changes the gate of a collection: which, and the name of the client."""
+
+    collection: Name
+    worker: OptionalName = UNSET
+
+
+class GateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A closed gate, in place of the one that the kind or the collection has."""
+
+    mode: Literal["pause", "drop"] = "pause"
+    """Whether due tasks wait, or end as *cancelled*."""
+    until: Annotated[datetime, Meta(tz=True)] | None = None
+    """When the gate opens by itself; null, and no `duration`: when it is opened."""
+    duration: Seconds | None = None
+    """In place of `until`: seconds from now on, by the service's clock."""
+    reason: Annotated[str, Meta(max_length=500, pattern=r"^[^\x00-\x1f\x7f]*\Z")] | None = None
+    """Why, for those who ask what the tasks wait for."""
+
+    def __post_init__(self) -> None:
+        if self.until is not None and self.duration is not None:
+            raise ValueError("a gate opens at an instant (`until`) or after a `duration`: give one of them")
 
 
 def given(settings: TaskSettings) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -780,6 +781,53 @@ def test_every_process_claims_under_a_name_of_its_own() -> None:
     assert first.worker != second.worker
     assert f":{os.getpid()}:" in first.worker
     assert leasekit.connect("memory://", worker="mine").worker == "mine"
+
+
+# Gates
+
+
+def test_a_client_pauses_drops_and_opens() -> None:
+    with leasekit.connect("memory://", worker="ada") as client:
+        paused = client.pause(kind="k", until=3600, reason="why")
+        assert (paused.kind, paused.mode, paused.reason, paused.changed_by) == ("k", "pause", "why", "ada")
+        assert paused.until is not None
+        assert paused.until - paused.changed_at == timedelta(seconds=3600)
+        dropped = client.drop(collection="c", until=paused.until)
+        assert (dropped.collection, dropped.mode, dropped.until) == ("c", "drop", paused.until)
+        assert client.gates() == [paused, dropped]
+        client.open(kind="k")
+        client.open(collection="c")
+        assert client.gates() == []
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_pauses_drops_and_opens() -> None:
+    async with leasekit.connect("memory://") as client:
+        gates = [await client.apause(kind="k"), await client.adrop(collection="c")]
+        assert await client.agates() == gates
+        await client.aopen(kind="k")
+        assert await client.agates() == gates[1:]
+
+
+def test_a_waiting_claim_gets_the_task_of_a_kind_that_is_opened() -> None:
+    with leasekit.connect("memory://") as client:
+        client.pause(kind="k", until=0.2)
+        client.schedule("k", id="a")
+        for task in client.tasks("k"):
+            assert (task.id, task.attempt) == ("a", 1)
+            break
+
+
+def test_a_wait_of_a_wrong_type_is_refused() -> None:
+    with leasekit.connect("memory://") as client, pytest.raises(ConfigError, match="until must be"):
+        client.pause(kind="k", until="tomorrow")  # type: ignore[arg-type]
+
+
+def test_a_backend_without_gates_says_so() -> None:
+    with leasekit.connect("sqs://queue?region=x") as client:
+        for call in (client.gates, lambda: client.pause(kind="k"), lambda: client.open(kind="k")):
+            with pytest.raises(LeasekitError, match="SqsBackend has no gates: stop the workers, or cancel tasks"):
+                call()
 
 
 # Settings of kinds

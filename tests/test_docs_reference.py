@@ -60,6 +60,7 @@ TOLD_ELSEWHERE = {
     *dir(backend.WorkerDirectory),
     *dir(backend.NodeDirectory),
     *dir(backend.KindDirectory),
+    *dir(backend.GateDirectory),
     *dir(backend.Redriver),
 }
 
@@ -134,7 +135,7 @@ def test_the_table_of_backends_has_what_each_declares() -> None:
     capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
     protocols = (
         backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.NameSource, backend.WorkerDirectory,
-        backend.NodeDirectory, backend.KindDirectory, backend.Redriver, backend.Purger,
+        backend.NodeDirectory, backend.KindDirectory, backend.GateDirectory, backend.Redriver, backend.Purger,
     )  # fmt: skip
     rows = [
         ["", *ours],

@@ -12,7 +12,18 @@ from typing import TypeVar
 import msgspec
 
 from leasekit.errors import ProtocolError
-from leasekit.task import Claimed, KindInfo, NodeInfo, Redriven, Scheduled, Stats, Verdict, VerdictWord, WorkerInfo
+from leasekit.task import (
+    Claimed,
+    GateInfo,
+    KindInfo,
+    NodeInfo,
+    Redriven,
+    Scheduled,
+    Stats,
+    Verdict,
+    VerdictWord,
+    WorkerInfo,
+)
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
 T = TypeVar("T")
@@ -105,6 +116,12 @@ class KindsPage(msgspec.Struct):
     cursor: str | None = None
 
 
+class Gates(msgspec.Struct):
+    """The list of closed gates."""
+
+    gates: list[GateInfo]
+
+
 class Nodes(msgspec.Struct):
     """The list of nodes."""
 
@@ -118,6 +135,7 @@ class StatsPage(Stats, frozen=True, kw_only=True):
 
 
 STATS = msgspec.json.Decoder(StatsPage)
+GATES = msgspec.json.Decoder(Gates)
 KINDS = msgspec.json.Decoder(KindsPage)
 NODES = msgspec.json.Decoder(Nodes)
 WORKERS = msgspec.json.Decoder(WorkersPage)

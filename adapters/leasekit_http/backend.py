@@ -19,6 +19,7 @@ from leasekit.errors import ConfigError, ProtocolError, Refused
 from leasekit.task import (
     Beat,
     Claimed,
+    GateInfo,
     KindInfo,
     KindSettings,
     NewTask,
@@ -54,6 +55,7 @@ _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
 _PURGED = msgspec.json.Decoder(Purged)
 _VACUUMED = msgspec.json.Decoder(Vacuumed)
+_GATE = msgspec.json.Decoder(GateInfo)
 _KIND = msgspec.json.Decoder(KindInfo)
 _ANY = msgspec.json.Decoder()
 
@@ -193,7 +195,25 @@ class HttpBackend:
         await self._change_kind("DELETE", kind, None, _ANY)
 
     async def _change_kind(self, method: str, kind: str, body: bytes | None, decoder: msgspec.json.Decoder[T]) -> T:
-        path = f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}"
+        return await self._change(method, f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}", body, decoder)
+
+    async def gates(self) -> list[GateInfo]:
+        return (await self._get("/v1/gates", answers.GATES)).gates
+
+    async def set_gate(self, *, kind: str | None = None, collection: str | None = None, **wanted: Any) -> GateInfo:
+        body = {name: value for name, value in wanted.items() if value is not None}
+        return await self._change("PUT", self._path_of_gate(kind, collection), _encoded(body), _GATE)
+
+    async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
+        await self._change("DELETE", self._path_of_gate(kind, collection), None, _ANY)
+
+    def _path_of_gate(self, kind: str | None, collection: str | None) -> str:
+        if (kind is None) is (collection is None):
+            raise Refused("a gate is that of a kind or of a collection: give one of them")
+        of = f"collections/{_segment(collection or '')}" if kind is None else f"kinds/{_segment(kind)}"
+        return f"/v1/gates/{of}?worker={_quoted(self._worker)}"
+
+    async def _change(self, method: str, path: str, body: bytes | None, decoder: msgspec.json.Decoder[T]) -> T:
         read = partial(answers.decode, decoder=decoder)
         return await self._transport.send(method, path, body, read, timeout=self._timeout)
 

@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -47,6 +48,17 @@ def age(text: str) -> float:
         return duration("the age", text)
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def instant(text: str) -> datetime:
+    """Return the instant that a text means, for an option's `parser`."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not an RFC 3339 time: write 2026-12-24T18:00:00Z") from None
+    if at.tzinfo is None:
+        raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00")
+    return at
 
 
 class Service(NamedTuple):

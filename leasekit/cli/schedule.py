@@ -34,16 +34,6 @@ Examples:
 _NO_LIMIT = 0  # attempts
 
 
-def _moment(text: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not an RFC 3339 time: write 2026-12-24T18:00:00Z") from None
-    if at.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} has no time zone: add Z, or an offset such as +01:00")
-    return at
-
-
 def _attempts(text: str) -> int:
     if text == "none":
         return _NO_LIMIT
@@ -57,7 +47,9 @@ Kind = Annotated[str, typer.Argument(metavar="KIND", help="Kind of the task.", s
 Payload = Annotated[str, typer.Argument(metavar="PAYLOAD", help="JSON for the handler; - reads it from stdin.")]
 TaskId = Annotated[str | None, typer.Option("--id", help="Your own id: the same id is scheduled once.")]
 Priority = Annotated[int | None, typer.Option(min=0, max=4, help="0 is the most urgent. Default: 2.")]
-At = Annotated[datetime | None, typer.Option(parser=_moment, metavar="TIME", help="Not before this time (RFC 3339).")]
+At = Annotated[
+    datetime | None, typer.Option(parser=options.instant, metavar="TIME", help="Not before this time (RFC 3339).")
+]
 Delay = Annotated[
     float | None, typer.Option("--in", min=0, max=3650 * 86400, help="Not before so many seconds have passed.")
 ]

@@ -4,8 +4,11 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
+from leasekit.cli.gates import closed, spoken_of
 from leasekit.cli.service import connected
 from leasekit.task import Status
 
@@ -13,7 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 EXAMPLES = """\b
-In a pipe, a line for each kind and status: kind, status, count.
+In a pipe, a line for each kind and status: kind, status, count. What is
+paused or dropped is said on stderr.
 With --json, one document:
 {"kinds": {"thumbnail": {"new": 2, "success": 40}}}
 
@@ -32,7 +36,7 @@ def stats(
 ) -> None:
     """Count the tasks of each kind in each status."""
     with connected(service) as client:
-        found = client.stats()
+        found, gates = client.stats(), closed(client)
     kinds = found.kinds
     if as_json:
         output.print_json(found)
@@ -42,6 +46,8 @@ def stats(
         for kind, counts in sorted(kinds.items()):
             for status in (name for name in Status if counts.get(name)):
                 output.print_line([kind, status, counts[status]])
+    for gate in gates:
+        typer.echo(f"leasekit stats: {spoken_of(gate)}", err=True)
 
 
 def folded(kinds: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from leasekit.cli import options, output
 from leasekit.cli.errors import FAILED, spoken
+from leasekit.cli.gates import closed, spoken_of
 from leasekit.cli.service import connected, looks
 from leasekit.cli.stats import counts_table, folded
 from leasekit.cli.tasks import WAITING, running_for
@@ -104,6 +105,8 @@ class _Task:
             )
         self.document = found
         self.note = unhandled(self._client, found.kind) if found.status in WAITING else ""
+        if found.gate is not None:
+            self.note = f"it waits behind a gate: {spoken_of(found.gate)}"
         return found
 
     @property
@@ -190,6 +193,7 @@ class _Overview:
         """Fetch the counts. `workers` is None if the backend cannot list them."""
         found = self._client.stats()
         self.document = _Counts(kinds=found.kinds, damaged=found.damaged, workers=listed(self._client))
+        self.note = "; ".join(map(spoken_of, closed(self._client)))
         return self.document
 
     def lines(self) -> list[list[object]]:
@@ -213,6 +217,8 @@ class _Overview:
         parts: list[RenderableType] = [counts_table(kinds), output.styled(said), bar]
         if workers:
             parts.append(workers_table(workers))
+        if self.note:
+            parts.append(output.styled(self.note, "yellow"))
         return Group(*parts)
 
 

@@ -101,7 +101,7 @@ class GroupCommit:
         self._on_ready = on_ready
         self._on_gap = on_gap
         self._feed = feed
-        self._kinds = KindDefaults()
+        self.kinds = KindDefaults()  # written by the writer's thread
         self.tally = Tally()
         self.last_at: float | None = None  # of the last transaction, by the clock of leases
         self.sizes = Histogram([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000])  # items in a transaction
@@ -280,7 +280,7 @@ class GroupCommit:
         except Unavailable as error:
             self._note_fault(str(error))
             self._clock.failed(moment)
-            self._kinds.clear()
+            self.kinds.clear()
             raise
         self._clock.succeeded()
         self._note_fault(None)
@@ -303,7 +303,7 @@ class GroupCommit:
             instant=moment.instant,
             random=self._random,
             is_repeated=self._is_repeated or self._is_shared,
-            kinds=self._kinds,
+            kinds=self.kinds,
         )
         if self._feed is not None and self._feed.wanted:
             turn.happened = []

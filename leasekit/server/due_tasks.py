@@ -5,22 +5,28 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from leasekit.server.store import Lane, Trigger
+from leasekit.server.store import GateRow, Lane, Trigger
+from leasekit.server.store.gates import COLLECTION
 from leasekit.server.unit_of_work import UnitOfWork
 
 _MOST = 1000  # rows of a lane that are read at once
 _LEAST = 8
+_SHUT_OUT = 1000  # tasks of closed collections that one transaction reads, about
 
 
 class DueTasks:
-    """The due tasks of some kinds, each taken once. At most `wanted` will be taken, which bounds reading ahead."""
+    """The due tasks of some kinds, each taken once. At most `wanted` will be taken, which bounds reading ahead.
+
+    Lanes of closed kinds are not read. Tasks of closed collections are left out, and are in `sieve.shut_out`.
+    """
 
     def __init__(self, turn: UnitOfWork, kinds: Collection[str], *, wanted: int) -> None:
-        due = [lane for lane in turn.tx.lanes(kinds) if lane.due_at <= turn.now]
+        due = [lane for lane in turn.lanes(kinds) if lane.due_at <= turn.now]
+        self.sieve = _Sieve(turn)
         chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
         self._readers: dict[str, list[_LaneReader]] = {}
         for lane in due:
-            self._readers.setdefault(lane.kind, []).append(_LaneReader(turn, lane, chunk))
+            self._readers.setdefault(lane.kind, []).append(_LaneReader(turn, lane, chunk, self.sieve))
 
     def take(self, kinds: Iterable[str], limit: int) -> list[Trigger]:
         """Take up to `limit` tasks of these kinds: the lowest priority number first, then the longest due."""
@@ -40,10 +46,33 @@ class DueTasks:
             reader.put_back(row)
 
 
+class _Sieve:
+    """The tasks of closed collections among those that were read."""
+
+    def __init__(self, turn: UnitOfWork) -> None:
+        self._turn = turn
+        self._closed = turn.gates.holding(COLLECTION, turn.now)
+        self.shut_out: list[tuple[Trigger, GateRow]] = []
+
+    @property
+    def is_full(self) -> bool:
+        """True if this transaction must read no more tasks."""
+        return len(self.shut_out) >= _SHUT_OUT
+
+    def sift(self, rows: Sequence[Trigger]) -> Sequence[Trigger]:
+        """Return those of these tasks whose collections are open."""
+        if not self._closed or not rows:
+            return rows
+        of = self._turn.tx.collections([row.seq for row in rows])
+        self.shut_out += [(row, self._closed[of[row.seq]]) for row in rows if of.get(row.seq) in self._closed]
+        return [row for row in rows if of.get(row.seq) not in self._closed]
+
+
 class _LaneReader:
     """The due tasks of one lane, the longest due first."""
 
-    def __init__(self, turn: UnitOfWork, lane: Lane, chunk: int) -> None:
+    def __init__(self, turn: UnitOfWork, lane: Lane, chunk: int, sieve: _Sieve) -> None:
+        self._sieve = sieve
         self.priority = lane.priority
         self._turn = turn
         self._lane = lane
@@ -53,10 +82,12 @@ class _LaneReader:
 
     def head(self) -> tuple[float, int] | None:
         """Return when the first task was due, and its `seq`; None if no task is left."""
-        if not self._rows and self._after is not None:
+        while not self._rows and self._after is not None and not self._sieve.is_full:
             rows = self._turn.tx.ready(self._lane, now=self._turn.now, after=self._after, limit=self._chunk)
-            self._rows.extend(rows)
+            self._rows.extend(self._sieve.sift(rows))
             self._after = _due_and_seq(rows[-1]) if len(rows) == self._chunk else None
+            if not self._rows:  # there may be many more of the same collection
+                self._chunk = _MOST
         return _due_and_seq(self._rows[0]) if self._rows else None
 
     def pop(self) -> Trigger:

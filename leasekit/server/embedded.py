@@ -18,9 +18,11 @@ from leasekit._lifecycle.validation import check_limit, checked
 from leasekit.backend import Capabilities
 from leasekit.errors import ProtocolError, Unavailable
 from leasekit.server.engine import Engine
+from leasekit.server.roles import gates
 from leasekit.task import (
     Beat,
     Claimed,
+    GateInfo,
     KindInfo,
     KindSettings,
     NewTask,
@@ -121,6 +123,18 @@ class DirectBackend:
     async def delete_kind(self, kind: str) -> None:
         checked(wire.OneKind, {"kind": kind})
         await (await self._engine()).set_kind(kind, None, by=self.worker)
+
+    async def gates(self) -> list[GateInfo]:
+        return await (await self._engine()).gates()
+
+    async def set_gate(self, *, kind: str | None = None, collection: str | None = None, **wanted: Any) -> GateInfo:
+        request = checked(wire.GateRequest, wanted)
+        info = await (await self._engine()).set_gate(gates.Gated.one_of(kind, collection).closed(request, self.worker))
+        assert info is not None  # noqa: S101 - it was just closed
+        return info
+
+    async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
+        await (await self._engine()).set_gate(gates.Gated.one_of(kind, collection).opened(self.worker))
 
     async def purge(self, **options: Any) -> Purged:
         return await (await self._engine()).purge(checked(wire.PurgeRequest, options))

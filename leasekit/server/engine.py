@@ -22,15 +22,17 @@ from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.neighbours import Neighbours
-from leasekit.server.roles import backlog, claims, consumer, frontend, hsc, kinds, redrive
+from leasekit.server.roles import backlog, claims, consumer, frontend, gates, hsc, kinds, redrive
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
+from leasekit.server.roles.gates import GateChange
 from leasekit.server.store import Filter, SharedStore, Space, Store, View
 from leasekit.server.sweeper import SWEEPING, Sweeper
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 from leasekit.task import (
     Beat,
     Claimed,
+    GateInfo,
     KindInfo,
     KindSettings,
     NewTask,
@@ -56,6 +58,7 @@ _Time = Callable[[], float]
 _PERIOD = 1.0  # seconds between two ticks of the consumer
 _STALLED = 5  # periods between two readings of the clock that count as a gap: this process has not run
 _REAP_MOST = 1000  # leases that are expired in one tick, at most
+_KEEP_MOST = 20_000  # tasks that gates put back or end in one tick, at most
 _READERS = 4
 _READS = 200  # reads that may wait
 _LOOK = 2.0  # seconds that a look at the other nodes may take
@@ -167,7 +170,8 @@ class Engine:
         if self.cramped is not None:
             raise Unavailable(self.cramped)
         with self.commit.together():  # one commit makes a task durable and grants it to a waiting claim
-            self._long_polls.expect(Counter(task.kind for task in tasks if task.at is None and not task.delay))
+            due = Counter(task.kind for task in tasks if task.at is None and not task.delay)
+            self._long_polls.expect(self.commit.kinds.gates.passing(due, self._clock.peek()))
             scheduled = self.commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
         answer: list[Scheduled] = await scheduled
         return answer
@@ -194,7 +198,9 @@ class Engine:
 
     async def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id."""
-        return await self._read(lambda view: frontend.get(view, task_id, gained=self._clock.gained))
+        return await self._read(
+            lambda view: frontend.get(view, task_id, now=self._clock.peek(), gained=self._clock.gained)
+        )
 
     async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
         """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`."""
@@ -275,6 +281,22 @@ class Engine:
         logger.info("%s has %s", by or "a client", kinds.described(kind, settings))
         return info
 
+    async def gates(self) -> list[GateInfo]:
+        """Return the closed gates: those of kinds, then those of collections, sorted by name."""
+        return await self._read(lambda view: gates.listed(view, now=self._clock.peek()))
+
+    async def set_gate(self, change: GateChange) -> GateInfo | None:
+        """Close or open a gate, for all claims that are judged from now on."""
+        info: GateInfo | None = await self.commit.ask(_SET_GATE, change, size=1)
+        logger.info("%s has %s", change.by or "a client", gates.described(change))
+        return info
+
+    @property
+    def gates_here(self) -> list[GateInfo]:
+        """The closed gates, as of the last transaction of this node."""
+        now = self._clock.peek()
+        return [frontend.gate_info(row) for row in self.commit.kinds.gates.rows if row.holds(now)]
+
     async def nodes(self) -> list[NodeInfo]:
         """List the nodes that share the store, also those that have left lately; this process alone, if none do."""
         if self.neighbours is not None:
@@ -320,6 +342,7 @@ class Engine:
             taken = await self.commit.ask(_REAP, None, size=1)
             if taken:
                 logger.info("%d leases have expired", taken)
+        await self._keep_gates()
         self._forget_workers()
         self._long_polls.look()
         if self.neighbours is not None and self._consumer is not None:
@@ -327,6 +350,11 @@ class Engine:
                 async with asyncio.timeout(_LOOK):
                     await self.neighbours.look()
         self.feed.look()
+
+    async def _keep_gates(self) -> None:
+        for _ in range(_KEEP_MOST // gates.STEP if self.commit.kinds.gates.rows else 0):
+            if not await self.commit.ask(_KEEP_GATES, None, size=gates.STEP):
+                break
 
     def _on_ready(self, readied: Mapping[str, NewlyDue]) -> None:
         self._long_polls.ready(readied)
@@ -420,7 +448,7 @@ class Engine:
         listing = frontend.Listing(Filter(kind, status, collection, worker, newest), cursor=cursor, limit=limit)
         gained, page = self._clock.gained, None
         while page is None:
-            page = await self._read(lambda view: listing.look(view, gained=gained))
+            page = await self._read(lambda view: listing.look(view, now=self._clock.peek(), gained=gained))
         return page
 
 
@@ -475,7 +503,23 @@ _CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: cla
 _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
 _REDRIVE = RequestClass("redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000)
 _SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True)  # last: see `KindDefaults`
+_SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see `KindDefaults`
+_KEEP_GATES = RequestClass("gatekeepings", lambda turn, asked: [gates.keep(turn)] * len(asked), 10_000, is_last=True)
 _PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
-_SURVIVAL = (_HEARTBEAT, _RELEASE, _RESULTS, _REAP, _CANCEL, _CLAIM, _SCHEDULE, _REDRIVE, _SET_KIND, *SWEEPING, _PROBE)
+_SURVIVAL = (
+    _HEARTBEAT,
+    _RELEASE,
+    _RESULTS,
+    _REAP,
+    _CANCEL,
+    _CLAIM,
+    _SCHEDULE,
+    _REDRIVE,
+    _KEEP_GATES,
+    _SET_KIND,
+    _SET_GATE,
+    *SWEEPING,
+    _PROBE,
+)
 """The order in which classes are served under load: heartbeats first."""

@@ -24,6 +24,7 @@ from leasekit.server.long_poll import LongPolls
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, node_info
 from leasekit.server.store import MESSAGE, Company, Lane, NodeRow, SharedStore
+from leasekit.server.store.gates import KIND, Gates
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent
 from leasekit.task import NodeInfo, Verdict
 
@@ -168,7 +169,8 @@ class Neighbours:
 
     def _lanes(self, kinds: Sequence[str]) -> list[Lane]:
         with self._store.view() as view:
-            return view.lanes(kinds)
+            closed = Gates(view.gates()).holding(KIND, self._clock.peek())
+            return view.lanes([kind for kind in kinds if kind not in closed])
 
     def tell(
         self,

@@ -22,6 +22,7 @@ from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import (
     Backend,
     CancelSource,
+    GateDirectory,
     KindDirectory,
     NodeDirectory,
     Purger,
@@ -37,7 +38,7 @@ from leasekit.server.local_socket import LONGEST, beside, socket_path, store_pat
 from leasekit.server.store import RETENTION, Store
 from leasekit.server.store.sqlite.lock import is_reserved, one_user
 from leasekit.server.store.urls import open_store
-from leasekit.task import KindInfo, KindSettings, NodeInfo, Purged, Vacuumed, WorkerInfo
+from leasekit.task import GateInfo, KindInfo, KindSettings, NodeInfo, Purged, Vacuumed, WorkerInfo
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -50,7 +51,16 @@ _LOOK = 0.02  # seconds between two looks at whether something has happened
 
 
 class _Service(
-    Backend, Scheduler, CancelSource, WorkerDirectory, NodeDirectory, KindDirectory, Redriver, Purger, Protocol
+    Backend,
+    Scheduler,
+    CancelSource,
+    WorkerDirectory,
+    NodeDirectory,
+    KindDirectory,
+    GateDirectory,
+    Redriver,
+    Purger,
+    Protocol,
 ):
     pass
 
@@ -106,6 +116,18 @@ class SharedBackend(ForwardingScheduler):
     async def delete_kind(self, kind: str) -> None:
         """Remove the settings of a kind."""
         await self._call("delete_kind", kind)
+
+    async def gates(self) -> list[GateInfo]:
+        """List the closed gates: see `GateDirectory`, like all that follow."""
+        return cast("list[GateInfo]", await self._call("gates"))
+
+    async def set_gate(self, **wanted: Any) -> GateInfo:
+        """Close a gate."""
+        return cast("GateInfo", await self._call("set_gate", **wanted))
+
+    async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
+        """Open a gate."""
+        await self._call("open_gate", kind=kind, collection=collection)
 
     async def aclose(self) -> None:
         """Close the engine, or the connections to the other process. Leases are not touched."""

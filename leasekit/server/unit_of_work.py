@@ -6,13 +6,16 @@ writer's thread, and note in the unit of work which tasks have become ready and 
 
 import random as _random
 from collections import Counter
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from leasekit.server.store import Trigger, Tx
+from leasekit.server.store import GateRow, Lane, Trigger, Tx
+from leasekit.server.store.gates import KIND, Gates
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.task import Status
 
@@ -35,22 +38,24 @@ class NewlyDue(NamedTuple):
 
 
 class TaskEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Something that happened to a task, to a worker, or to the settings of a kind."""
+    """Something that happened to a task, to a worker, to the settings of a kind, or to a gate."""
 
     event: str
     at: datetime
     id: str | None = None
     kind: str | None = None
     status: Status | None = None  # the status after the event
-    worker: str | None = None  # of `kind_changed`: the client that changed it
+    worker: str | None = None  # of `kind_changed` and `gate_changed`: the client that changed it
     outcome: str | None = None  # the outcome of a run that was settled
+    collection: str | None = None  # of `gate_changed`, unless the gate is that of a kind
+    mode: str | None = None  # of `gate_changed`: pause, drop or open
 
 
 class UnitOfWork:
     """A transaction, the moment at which all of it happens, and the tasks that it makes ready."""
 
     __slots__ = (
-        "_at", "_due", "_later", "counted", "ended", "granted",
+        "_at", "_due", "_later", "_opened", "counted", "ended", "granted",
         "happened", "instant", "is_repeated", "kinds", "now", "random", "started", "tx",
     )  # fmt: skip
 
@@ -78,6 +83,21 @@ class UnitOfWork:
         self._at: datetime | None = None
         self._due: dict[str, int] = {}
         self._later: dict[str, float] = {}
+        self._opened: set[str] = set()
+
+    @property
+    def gates(self) -> Gates:
+        """The gates before this transaction."""
+        return self.kinds.read_gates(self.tx)
+
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        """Return the lanes of those of these kinds that are not closed, the most urgent first."""
+        return self.tx.lanes(set(kinds) - self.gates.holding(KIND, self.now).keys())
+
+    def opened(self, kind: str) -> None:
+        """Note that this transaction has opened the gate of a kind."""
+        self._opened.add(kind)
+        self.ready(kind, self.now)
 
     def ready(self, kind: str, due_at: float, *, count: int = 1) -> None:
         """Note that up to `count` tasks of this kind can be claimed from `due_at` on."""
@@ -120,9 +140,21 @@ class UnitOfWork:
             at = datetime.fromtimestamp(self.now, UTC)
             self.happened.append(TaskEvent(event="kind_changed", at=at, kind=kind, worker=by))
 
+    def tell_of_gate(self, row: GateRow) -> None:
+        """Record that a gate was closed, opened, or changed."""
+        if self.happened is not None:
+            at, of_kind = datetime.fromtimestamp(self.now, UTC), row.scope == KIND
+            kind, collection = (row.name, None) if of_kind else (None, row.name)
+            event = TaskEvent(event="gate_changed", at=at, kind=kind, collection=collection, mode=row.mode)
+            self.happened.append(replace(event, worker=row.changed_by))
+
     def readied(self) -> dict[str, NewlyDue]:
+        """Return what has become ready; of a closed kind only when its gate opens by itself."""
+        closed = {} if not self.kinds.gates.rows else self.kinds.gates.holding(KIND, self.now)
         return {
-            kind: NewlyDue(self._due.get(kind, 0), self._later.get(kind))
+            kind: NewlyDue(0, closed[kind].until)
+            if kind in closed and kind not in self._opened
+            else NewlyDue(self._due.get(kind, 0), self._later.get(kind))
             for kind in self._due.keys() | self._later.keys()
         }
 

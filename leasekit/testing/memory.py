@@ -21,16 +21,18 @@ from uuid import uuid4
 
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
-from leasekit.server.roles import claims, consumer, frontend, hsc, kinds, redrive, retention
+from leasekit.server.roles import claims, consumer, frontend, gates, hsc, kinds, redrive, retention
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
-from leasekit.server.store import RETENTION, Filter, View
+from leasekit.server.roles.gates import GateChange
+from leasekit.server.store import RETENTION, Filter, Tx, View
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
     Beat,
     Claimed,
+    GateInfo,
     KindInfo,
     KindSettings,
     NewTask,
@@ -200,7 +202,7 @@ class MemoryService:
     def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task; None if no task has that id."""
         with self._view() as view:
-            info = frontend.get(view, task_id)
+            info = frontend.get(view, task_id, now=self._latest)
         return None if info is None else plain_info(info)
 
     async def stats(self) -> Stats:
@@ -230,19 +232,36 @@ class MemoryService:
             (info,) = kinds.change(turn, [kinds.KindChange(kind, settings, by)])
         return info
 
+    async def gates(self) -> list[GateInfo]:
+        """Return the closed gates: those of kinds, then those of collections, sorted by name."""
+        with self._view() as view:
+            return gates.listed(view, now=self._latest)
+
+    async def set_gate(self, change: GateChange) -> GateInfo | None:
+        """Close or open a gate."""
+        with self._turn() as turn:
+            (info,) = gates.change(turn, [change])
+        self._bell.ring()
+        return info
+
     @contextmanager
     def _turn(self) -> Generator[UnitOfWork]:
-        """Open a transaction, after all leases that have ended by now are expired in it."""
+        """Open a transaction, after all leases that have ended by now are expired in it, and gates are kept."""
         with self._lock, self._store.transaction() as tx:
-            now = self._latest = max(self._latest, self._clock())
-            self._started_at = min(self._started_at, now)
-            turn = UnitOfWork(tx, now=now, instant=now, random=self._random, kinds=self._kinds)
+            gates.keep(self._begin(tx), most=sys.maxsize)
+        with self._lock, self._store.transaction() as tx:
+            turn = self._begin(tx)
             consumer.reap(turn, limit=sys.maxsize)
             retention.remove_old(turn, keep=RETENTION)
             retention.forget_claims(turn)
             yield turn
         if any(due.number for due in turn.readied().values()):
             self._bell.ring()
+
+    def _begin(self, tx: Tx) -> UnitOfWork:
+        now = self._latest = max(self._latest, self._clock())
+        self._started_at = min(self._started_at, now)
+        return UnitOfWork(tx, now=now, instant=now, random=self._random, kinds=self._kinds)
 
     @contextmanager
     def _view(self) -> Generator[View]:
@@ -291,15 +310,16 @@ class MemoryService:
         listing, page = frontend.Listing(Filter(**wanted), cursor=cursor, limit=limit), None
         with self._view() as view:
             while page is None:
-                page = listing.look(view)
+                page = listing.look(view, now=self._latest)
         return page
 
 
 def _next_due(turn: UnitOfWork, kinds: Sequence[str]) -> float:
-    """Return when the next task of these kinds is due, or the next lease ends."""
-    lanes = [lane.due_at for lane in turn.tx.lanes(kinds)]
+    """Return when the next task of these kinds is due, a gate opens, or the next lease ends."""
+    lanes = [lane.due_at for lane in turn.lanes(kinds)]
+    opens = [gate.until for gate in turn.gates.rows if gate.until is not None]
     ends = [row.next_trigger_at or math.inf for row in turn.tx.expired(now=math.inf, limit=1)]
-    return min([*lanes, *ends], default=math.inf)
+    return min([*lanes, *opens, *ends], default=math.inf)
 
 
 class MemoryBackend(DirectBackend):

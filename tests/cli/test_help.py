@@ -10,7 +10,20 @@ from leasekit.cli import LAST_WORDS
 from leasekit.cli.app import COMMANDS, load
 from tests.cli.conftest import Run
 
-ASKS_A_SERVICE = ["schedule", "status", "tasks", "cancel", "workers", "kinds", "nodes", "stats"]
+ASKS_A_SERVICE = [
+    "schedule",
+    "status",
+    "tasks",
+    "cancel",
+    "pause",
+    "drop",
+    "open",
+    "gates",
+    "workers",
+    "kinds",
+    "nodes",
+    "stats",
+]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

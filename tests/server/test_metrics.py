@@ -22,6 +22,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.roles import backlog
+from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.tally import Tally
@@ -150,6 +151,20 @@ async def test_claims_that_wait_are_shown(engine: Engine) -> None:
     await put(engine, "a")
     await waiting
     assert await value(metrics, "leasekit_claims_waiting") == 0
+
+
+async def test_closed_gates_and_dropped_tasks_are_shown(engine: Engine) -> None:
+    await engine.schedule([NewTask(kind="k")])
+    await engine.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
+    await engine.set_gate(GateChange("collection", "c", "pause", None, None, None, None))
+    await engine.tick()
+    metrics = Metrics(engine)
+    assert await value(metrics, "leasekit_gate", kind="k", collection="", mode="drop") == 1
+    assert await value(metrics, "leasekit_gate", kind="", collection="c", mode="pause") == 1
+    assert await value(metrics, "leasekit_tasks_dropped_total", kind="k") == 1
+    await engine.set_gate(GateChange("kind", "k", "open", None, None, None, None))
+    await engine.tick()
+    assert await value(metrics, "leasekit_gate", kind="k", collection="", mode="drop") is None
 
 
 async def test_settlements_deaths_and_redrives_are_counted(engine: Engine) -> None:
@@ -352,6 +367,9 @@ async def lived(tmp_path: Path) -> AsyncIterator[Samples]:
         await put(engine, "a", "a")
         await settle(engine, "a", "success")
         await engine.purge(PurgeRequest())
+        await engine.set_gate(GateChange("kind", "dropped", "drop", None, None, None, None))
+        await put(engine, "d", "dropped")
+        await engine.tick()
         metrics = Metrics(engine)
         metrics.count("/v1/tasks", "POST", 200)
         yield await samples(metrics)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -22,6 +23,7 @@ from leasekit import (
     Exponential,
     Fatal,
     FixedDelays,
+    GateInfo,
     Health,
     Heartbeats,
     HistoryEntry,
@@ -79,6 +81,7 @@ from leasekit.backend import (
     Capabilities,
     Claimed,
     CompleteSettings,
+    GateDirectory,
     KindDirectory,
     KindListener,
     NameSource,
@@ -175,6 +178,10 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(info_of_kind.settings.retention, float | UnsetType)
     assert_type(client.kind("k"), KindInfo | None)
     assert_type(client.kinds(), list[KindInfo])
+    assert_type(client.pause(kind="k", until=60, reason="why"), GateInfo)
+    assert_type(client.drop(collection="c", until=datetime(2100, 1, 1, tzinfo=UTC)), GateInfo)
+    assert_type(client.gates(), list[GateInfo])
+    client.open(kind="k")
     assert_type(client.delete_kind("k"), None)
     assert_type(client.health(), Health)
     assert_type(client.health().trust_left, float | None)
@@ -197,6 +204,10 @@ async def test_the_same_from_an_event_loop(client: Client) -> None:
     assert_type(await client.aset_kind("k", KindSettings()), KindInfo)
     assert_type(await client.akind("k"), KindInfo | None)
     assert_type(await client.akinds(), list[KindInfo])
+    assert_type(await client.apause(collection="c"), GateInfo)
+    assert_type(await client.adrop(kind="k"), GateInfo)
+    assert_type(await client.agates(), list[GateInfo])
+    await client.aopen(kind="k")
     assert_type(await client.adelete_kind("k"), None)
     assert_type(await client.aredrive(kind="k", limit=5), Redriven)
 
@@ -378,6 +389,7 @@ def test_backends() -> None:
     assert isinstance(sink, WorkerDirectory)
     assert isinstance(sink, NodeDirectory)
     assert isinstance(sink, KindDirectory)
+    assert isinstance(sink, GateDirectory)
     assert isinstance(sink, CancelSource)
     assert not isinstance(sink, KindListener)
     assert not isinstance(sink, NameSource)

@@ -161,6 +161,10 @@ class _EngineCollector(Collector):
         yield _histogram("leasekit_commit_seconds", "How long transactions took.", engine.commit.seconds)
         yield GaugeMetricFamily("leasekit_event_readers", "Readers of /v1/events.", len(engine.feed))
         yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers dropped as too slow.", engine.feed.dropped)
+        gates = GaugeMetricFamily("leasekit_gate", "1 for each closed gate.", labels=["kind", "collection", "mode"])
+        for gate in engine.gates_here:
+            gates.add_metric([gate.kind or "", gate.collection or "", gate.mode], 1)
+        yield gates
         yield from self._waiting()
         yield from self._happened()
         yield from self._stored()
@@ -221,6 +225,7 @@ _EVENTS = {  # event → metric, description, and the label that says more
     "settled": ("leasekit_settlements", "Runs that their holders, or supervisors, have ended, by outcome.", "outcome"),
     "expired": ("leasekit_leases_expired", "Leases that have expired.", None),
     "dead": ("leasekit_tasks_died", "Tasks that have failed or crashed too often.", None),
+    "dropped": ("leasekit_tasks_dropped", "Due tasks that ended because their kind or collection is closed.", None),
     "redriven": ("leasekit_redrives", "Tasks that were given a new life.", None),
     "removed": ("leasekit_tasks_removed", "Tasks that were deleted, by a purge or by retention.", "by"),
 }

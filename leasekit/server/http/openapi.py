@@ -38,6 +38,7 @@ EXAMPLES: dict[str, Any] = {
     },
     "CancelRequest": {"ids": ["report-7"]},
     "KindRequest": {"max_attempts": 3, "heartbeat_timeout": 60, "retry": {"policy": "polynomial"}, "retention": 604800},
+    "GateRequest": {"mode": "pause", "duration": 3600, "reason": "the printer is on fire"},
     "PurgeRequest": {"kind": "report", "status": "success", "older_than": 604800},
     "VacuumRequest": {},
     "RedriveRequest": {"kind": "report", "status": "dead", "limit": 200, "dry_run": True},
@@ -131,6 +132,7 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         schemas[name]["examples"] = [example]
     schemas["NewTaskItem"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("at", "delay")]  # not both
+    schemas["GateRequest"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("until", "duration")]
     schemas["SettlementItem"]["anyOf"] = _THEN
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
     for name, pattern in _CURSORS.items():

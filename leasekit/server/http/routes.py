@@ -15,16 +15,19 @@ from leasekit.server.http.operations import Operation, delete, get, post, put
 from leasekit.server.http.problems import UnknownKind, UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.task import KindInfo, NodeInfo, Page, Purged, Redriven, TaskInfo, Vacuumed, Verdict, WorkerInfo
+from leasekit.server.roles import gates
+from leasekit.task import GateInfo, KindInfo, NodeInfo, Page, Purged, Redriven, TaskInfo, Vacuumed, Verdict, WorkerInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
     BeatsRequest,
     CancelRequest,
     CancelsRequest,
+    ChangedCollection,
     ChangedKind,
     ClaimAnswer,
     ClaimRequest,
+    GateRequest,
     KindRequest,
     OneKind,
     OneTask,
@@ -94,6 +97,19 @@ class KindDeleted(Struct, frozen=True, kw_only=True):
     """A kind that has no settings any longer."""
 
     kind: str
+
+
+class GatesAnswer(Struct, frozen=True, kw_only=True):
+    """The closed gates, a thousand at most: those of kinds, then those of collections, sorted by name."""
+
+    gates: list[GateInfo]
+
+
+class GateOpened(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A kind or a collection that is open."""
+
+    kind: str | None = None
+    collection: str | None = None
 
 
 class NodesAnswer(Struct, frozen=True, kw_only=True):
@@ -269,7 +285,7 @@ async def get_kind(request: ApiRequest, params: OneKind) -> KindInfo:
 @put("/v1/kinds/{kind}", _WRITES)
 async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) -> KindInfo:
     """Replace all settings of a kind, for tasks that are scheduled from then on. `worker` is for the log."""
-    info = await request.parts.engine.set_kind(params.kind, body, by=_client(request, params))
+    info = await request.parts.engine.set_kind(params.kind, body, by=_client(request, params.worker))
     assert info is not None  # noqa: S101 - it was just set
     return info
 
@@ -277,12 +293,54 @@ async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) 
 @delete("/v1/kinds/{kind}", _READS)
 async def delete_kind(request: ApiRequest, params: ChangedKind) -> KindDeleted:
     """Remove the settings of a kind, if it has any. `worker` is for the log."""
-    await request.parts.engine.set_kind(params.kind, None, by=_client(request, params))
+    await request.parts.engine.set_kind(params.kind, None, by=_client(request, params.worker))
     return KindDeleted(kind=params.kind)
 
 
-def _client(request: ApiRequest, params: ChangedKind) -> str | None:
-    return params.worker or (None if request.client is None else request.client.host)
+@get("/v1/gates", _READS)
+async def list_gates(request: ApiRequest) -> GatesAnswer:
+    """List the closed gates: the kinds and collections whose tasks are not started."""
+    return GatesAnswer(gates=await request.parts.engine.gates())
+
+
+@put("/v1/gates/kinds/{kind}", _WRITES)
+async def close_kind(request: ApiRequest, params: ChangedKind, body: GateRequest) -> GateInfo:
+    """Close the gate of a kind: its tasks are not started. Those that run are left alone. `worker` is for the log.
+
+    It holds for every claim that is answered from then on. Due tasks wait (`pause`), or end as *cancelled* (`drop`).
+    """
+    return await _close(request, gates.Gated.kind(params.kind), params.worker, body)
+
+
+@put("/v1/gates/collections/{collection}", _WRITES)
+async def close_collection(request: ApiRequest, params: ChangedCollection, body: GateRequest) -> GateInfo:
+    """Close the gate of a collection, as that of a kind."""
+    return await _close(request, gates.Gated.collection(params.collection), params.worker, body)
+
+
+@delete("/v1/gates/kinds/{kind}", _READS)
+async def open_kind(request: ApiRequest, params: ChangedKind) -> GateOpened:
+    """Open the gate of a kind, if it is closed: its tasks can be claimed again. `worker` is for the log."""
+    await request.parts.engine.set_gate(gates.Gated.kind(params.kind).opened(_client(request, params.worker)))
+    return GateOpened(kind=params.kind)
+
+
+@delete("/v1/gates/collections/{collection}", _READS)
+async def open_collection(request: ApiRequest, params: ChangedCollection) -> GateOpened:
+    """Open the gate of a collection, if it is closed. `worker` is for the log."""
+    gated = gates.Gated.collection(params.collection)
+    await request.parts.engine.set_gate(gated.opened(_client(request, params.worker)))
+    return GateOpened(collection=params.collection)
+
+
+async def _close(request: ApiRequest, gated: gates.Gated, worker: str | UnsetType, body: GateRequest) -> GateInfo:
+    info = await request.parts.engine.set_gate(gated.closed(body, _client(request, worker)))
+    assert info is not None  # noqa: S101 - it was just closed
+    return info
+
+
+def _client(request: ApiRequest, worker: str | UnsetType) -> str | None:
+    return worker or (None if request.client is None else request.client.host)
 
 
 @get("/v1/events", _READS, media_type="text/event-stream")
@@ -290,10 +348,10 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
     """Stream the events of tasks and workers, as Server-Sent Events; `kind` and `task` are filters.
 
     `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested`, `cancelled` or `redriven`;
-    of workers `joined` or `left`; of kinds `kind_changed`. `data` is JSON: `event`, `at`, and if they apply, `id`,
-    `kind`, `status` (after the event), `worker`, `outcome`. A client that reconnects with `Last-Event-ID` gets the
-    events since then, after a `missed` if some are no longer kept. A client that reads too slowly is dropped. Comments
-    show a live stream.
+    of workers `joined` or `left`; of kinds `kind_changed`; of gates `gate_changed`. `data` is JSON: `event`, `at`, and
+    if they apply, `id`, `kind`, `status` (after the event), `worker`, `outcome`, `collection`, `mode`. A client that
+    reconnects with `Last-Event-ID` gets the events since then, after a `missed` if some are no longer kept. A client
+    that reads too slowly is dropped. Comments show a live stream.
 
     Events of other servers of the same database come too, from a few seconds after the stream began. Some of these may
     be lost, without a `missed`. A worker joins and leaves each server by itself.
@@ -332,6 +390,7 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
 
 OPERATIONS: Sequence[Operation] = (
     schedule, list_tasks, cancel, cancels, redrive, purge, get_task, claim, heartbeat, results, stats, workers, nodes,
-    list_kinds, get_kind, set_kind, delete_kind, vacuum, events, prometheus, healthz, readyz,
+    list_kinds, get_kind, set_kind, delete_kind, list_gates, close_kind, close_collection, open_kind,
+    open_collection, vacuum, events, prometheus, healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

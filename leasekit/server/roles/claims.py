@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from leasekit._lifecycle.transitions import grant, is_held
 from leasekit.server.due_tasks import DueTasks
 from leasekit.server.ids import tokens
+from leasekit.server.roles import gates
 from leasekit.server.roles.consumer import reap
 from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
+from leasekit.server.store.gates import KIND
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
@@ -86,7 +88,7 @@ def _note_what_is_left(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, 
     Due tasks of a kind that a claim has `emptied` are locked by another node. They are looked at again a little later:
     a claim that was woken at once would find them locked again, and so on without an end.
     """
-    lanes = turn.tx.lanes(kinds)
+    lanes = turn.lanes(kinds)
     for kind in kinds.difference(lane.kind for lane in lanes if lane.due_at <= turn.now):
         turn.taken(kind)
     for lane in lanes:
@@ -95,6 +97,9 @@ def _note_what_is_left(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, 
             turn.ready(lane.kind, turn.now + _LOCKED)
         else:
             turn.ready(lane.kind, lane.due_at, count=2 * tried)
+    for kind, gate in turn.gates.holding(KIND, turn.now).items() if turn.gates.rows else ():
+        if kind in kinds and gate.until is not None:
+            turn.ready(kind, gate.until)
 
 
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
@@ -138,7 +143,15 @@ def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answ
 
 def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
     """Grant due tasks to these claims, and return the answers of those that get any or must be tried again."""
-    granted, skipped = _granted(turn, requests)
+    due_tasks = DueTasks(
+        turn,
+        {kind for request in requests for kind in request.kinds},
+        wanted=sum(request.limit for request in requests),
+    )
+    granted, skipped = _granted(turn, requests, due_tasks)
+    gates.shut_out(turn, due_tasks.sieve.shut_out)
+    if due_tasks.sieve.is_full:  # there may be open tasks behind those
+        skipped = requests
     answers = {id(request): Answer(again=True) for request in skipped}
     contents = turn.tx.contents([row.seq for _, rows in granted for row in rows]) if granted else {}
     granted = [(request, _whole(turn, rows, contents)) for request, rows in granted]
@@ -160,11 +173,9 @@ def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Ans
 
 
 def _granted(
-    turn: UnitOfWork, requests: Sequence[WaitingClaim]
+    turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTasks
 ) -> tuple[list[tuple[WaitingClaim, list[Trigger]]], Sequence[WaitingClaim]]:
     """Return the claims that get tasks, with the rows to be saved, and the claims whose turn does not come yet."""
-    kinds = {kind for request in requests for kind in request.kinds}
-    due_tasks = DueTasks(turn, kinds, wanted=sum(request.limit for request in requests))
     granted: list[tuple[WaitingClaim, list[Trigger]]] = []
     room, bytes_left, unsized = _MOST, _ANSWER, list[int]()
     for position, request in enumerate(requests):

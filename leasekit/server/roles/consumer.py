@@ -23,6 +23,7 @@ _FOLLOW_BATCH = 5000  # renewed leases that are sorted again in one transaction,
 
 def look(turn: UnitOfWork) -> int:
     """Do the consumer's regular work: sort leases that were renewed by their new ends, and expire ended ones."""
+    turn.kinds.read(turn.tx)  # so that this node knows of gates within a period, also if it does nothing else
     turn.tx.follow_leases(now=turn.instant, limit=_FOLLOW_BATCH)
     return reap(turn)
 

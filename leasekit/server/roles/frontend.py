@@ -15,13 +15,15 @@ from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
 from leasekit.server.roles.consumer import lapse
-from leasekit.server.store import Checkpoint, Dedupe, Entity, Filter, Run, Trigger, View
+from leasekit.server.store import Checkpoint, Dedupe, Entity, Filter, GateRow, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
+from leasekit.server.store.gates import DROP, KIND, PARKED_AT, Gates
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import (
     DEFAULTS,
     NAME_PREFIX,
     CompleteSettings,
+    GateInfo,
     HistoryEntry,
     NewTask,
     Page,
@@ -222,13 +224,14 @@ def _cancel_verdict(row: Trigger) -> Verdict:
     return Verdict(id=row.id, verdict="gone", reason="settled")
 
 
-def get(view: View, task_id: str, *, gained: float = 0.0) -> TaskInfo | None:
+def get(view: View, task_id: str, *, now: float, gained: float = 0.0) -> TaskInfo | None:
     """Return everything about one task; None if no task has this id.
 
-    `gained` is the seconds by which the clock of this store is ahead of the clock by which leases end.
+    `now` is the store's time; `gained` is the seconds by which the clock of this store is ahead of the clock by which
+    leases end.
     """
     for row in view.triggers([task_id]).values():
-        return next(iter(_infos(view, [row], history=True, gained=gained)))
+        return next(iter(_infos(view, [row], history=True, now=now, gained=gained)))
     return None
 
 
@@ -243,7 +246,7 @@ class Listing:
         self._tasks: list[TaskInfo] = []
         self._size = 0
 
-    def look(self, view: View, *, gained: float = 0.0) -> Page | None:
+    def look(self, view: View, *, now: float, gained: float = 0.0) -> Page | None:
         """Look at the next `_LOOK` tasks. Return the page once it is full or no task is left, else None."""
         newest = self._wanted.newest
         first = view.next_seq(after=self._after, newest=newest)
@@ -252,7 +255,8 @@ class Listing:
         until = first - _LOOK + 1 if newest else first + _LOOK - 1
         room = self._limit - len(self._tasks)
         rows = view.page(self._wanted, after=self._after, until=until, limit=room + 1)
-        if self._take(_infos(view, rows[:room], history=False, gained=gained), rows) < len(rows):
+        infos = _infos(view, rows[:room], history=False, now=now, gained=gained)
+        if self._take(infos, rows) < len(rows):
             return Page(tasks=self._tasks, cursor=str(self._after))
         self._after = max(0, until)
         return None
@@ -279,7 +283,8 @@ def seq_of_cursor(cursor: str | None) -> int:
     raise Refused(f"cursor {detail}", errors=[{"field": "cursor", "detail": detail}])
 
 
-def _infos(view: View, rows: Sequence[Trigger], *, history: bool, gained: float) -> Iterable[TaskInfo]:
+def _infos(view: View, rows: Sequence[Trigger], *, history: bool, now: float, gained: float) -> Iterable[TaskInfo]:
+    gates = Gates(view.gates()) if any(row.status in WAITING for row in rows) else Gates()
     for start in range(0, len(rows), _PAGE_STEP):
         step = rows[start : start + _PAGE_STEP]
         seqs = [row.seq for row in step]
@@ -287,6 +292,10 @@ def _infos(view: View, rows: Sequence[Trigger], *, history: bool, gained: float)
         for row in step:
             runs = view.last_runs(row.seq, limit=_HISTORY if history else 1)
             info = _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
+            if row.next_trigger_at == PARKED_AT:
+                info = replace(info, at=moment(view.parked_tasks([row.seq]).get(row.seq, entities[row.seq].at)))
+            if row.status in WAITING and (gate := gates.of(row.kind, info.collection, now)) is not None:
+                info = replace(info, gate=gate_info(gate))
             ends_at = row.next_trigger_at if row.status in LEASED else None
             yield info if ends_at is None else replace(info, lease_until=moment(ends_at + gained))
 
@@ -340,6 +349,19 @@ def _history_entry(run: Run, damage: list[str]) -> HistoryEntry:
         heartbeat_at=_told_moment(run.heartbeat_at),
         result=_raw(run.result, "result", damage),
         error=_raw(run.error, "error", damage),
+    )
+
+
+def gate_info(row: GateRow) -> GateInfo:
+    of_kind = row.scope == KIND
+    return GateInfo(
+        kind=row.name if of_kind else None,
+        collection=None if of_kind else row.name,
+        mode="drop" if row.mode == DROP else "pause",
+        until=None if row.until is None else moment(row.until),
+        reason=row.reason,
+        changed_at=moment(row.changed_at),
+        changed_by=row.changed_by,
     )
 
 

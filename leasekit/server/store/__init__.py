@@ -20,8 +20,8 @@ from leasekit.task import Status
 
 __all__ = [
     "MESSAGE", "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Company", "Contended", "Content", "Dedupe",
-    "Ending", "Entity", "Filter", "Holding", "KindRow", "Lane", "Limits", "Locked", "Node", "NodeRow", "Reading", "Run",
-    "SharedStore", "SharedTx", "Space", "Store", "Trigger", "Tx", "View", "shifted",
+    "Ending", "Entity", "Filter", "GateRow", "Holding", "KindRow", "Lane", "Limits", "Locked", "Node", "NodeRow",
+    "Reading", "Run", "SharedStore", "SharedTx", "Space", "Store", "Trigger", "Tx", "View", "shifted",
 ]  # fmt: skip
 
 
@@ -121,6 +121,21 @@ class KindRow(NamedTuple):
     change: int  # the number of its last change, which grows with each change of any kind
 
 
+class GateRow(NamedTuple):
+    """A gate of a kind or a collection. The fields are in the order of the table's columns."""
+
+    scope: str  # "kind" or "collection"
+    name: str
+    mode: str  # "pause", "drop", or "open": the tasks that it has parked are put back
+    until: float | None  # by the store's time; None: until it is opened
+    reason: str | None
+    changed_at: float
+    changed_by: str | None
+
+    def holds(self, now: float) -> bool:
+        return self.mode != "open" and (self.until is None or now < self.until)
+
+
 class ClaimMemory(NamedTuple):
     """The answer that a claim got."""
 
@@ -198,7 +213,7 @@ class Reading(NamedTuple):
     others_seen: float | None  # when another node was seen last that has not left since; None: there is none
     before: float  # a moment before the reading, by the boot clock of this machine
     after: float  # a moment after the reading
-    kind_change: int | None = None  # the number of the last change of a kind's settings; None: there are no such tables
+    kind_change: int | None = None  # the number of the last change of a kind or gate; None: there are no such tables
 
 
 class Node(NamedTuple):
@@ -311,6 +326,14 @@ class View(Protocol):
 
     def kinds(self, *, after: int = 0) -> list[KindRow]:
         """Return the kinds whose settings were changed after the change with this number, sorted by name."""
+        ...
+
+    def gates(self) -> list[GateRow]:
+        """Return all gates, sorted by scope and name."""
+        ...
+
+    def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
+        """Return when those of these tasks were due that a gate has parked."""
         ...
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
@@ -449,11 +472,42 @@ class Tx(View, Protocol):
         ...
 
     def last_kind_change(self) -> int:
-        """Return the number of the last change of the settings of any kind; zero if there was none."""
+        """Return the number of the last change of the settings of any kind, or of a gate; zero if there was none."""
         ...
 
     def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
         """Replace the settings of a kind, under the next number of a change. Raises `Refused` if there is no room."""
+        ...
+
+    def begin_change(self) -> None:
+        """Wait for the end of the other writers' transactions, and keep new ones from beginning until this one ends.
+
+        So no transaction that was judged before a change of kinds or gates ends after it.
+        """
+        ...
+
+    def set_gate(self, row: GateRow) -> None:
+        """Add or replace a gate, and count a change. Raises `Refused` if there is no room."""
+        ...
+
+    def remove_gate(self, scope: str, name: str) -> None:
+        """Remove a gate, and count a change."""
+        ...
+
+    def collections(self, seqs: Collection[int]) -> dict[int, str]:
+        """Return the collections of these tasks; tasks without one are left out."""
+        ...
+
+    def parked(self, collection: str, *, limit: int) -> list[tuple[float, int]]:
+        """Return when the first parked tasks of a collection were due, and their `seq`s, in this order."""
+        ...
+
+    def park(self, tasks: Sequence[tuple[str, float, int]]) -> None:
+        """Note that these tasks are parked: their collections, when they were due, and their `seq`s."""
+        ...
+
+    def unpark(self, seqs: Collection[int]) -> None:
+        """Remove the notes that these tasks are parked."""
         ...
 
     def latest_time(self) -> float:

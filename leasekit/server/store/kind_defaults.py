@@ -1,4 +1,4 @@
-"""The settings of kinds, as a node keeps them from one transaction to the next."""
+"""The settings of kinds, and the gates, as a node keeps them from one transaction to the next."""
 
 import logging
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from leasekit.server.store import KindRow, Tx
+from leasekit.server.store.gates import Gates
 from leasekit.task import CompleteSettings, KindSettings, effective
 
 logger = logging.getLogger("leasekit.server")
@@ -27,9 +28,9 @@ def decoded(row: KindRow) -> KindSettings | None:
 
 
 class KindDefaults:
-    """The settings that kinds have for their tasks, as of the last transaction that asked for them.
+    """The settings that kinds have for their tasks, and the gates, as of the last transaction that asked for them.
 
-    Rule 1: after a change of any kind, the next transaction reads what has changed.
+    Rule 1: after a change of any kind or gate, the next transaction reads what has changed.
     Rule 2: only what is committed is kept. So a transaction changes settings after all else that it does, and what is
     known of a store is dropped when the store fails: the store may have lost its last transactions.
     """
@@ -37,6 +38,7 @@ class KindDefaults:
     def __init__(self) -> None:
         self._change = 0
         self._of_kind: dict[str, CompleteSettings] = {}
+        self.gates = Gates()  # as of the last `read`, also for other threads
 
     def read(self, tx: Tx) -> Mapping[str, CompleteSettings]:
         """Return the complete settings of each kind that has any."""
@@ -48,10 +50,17 @@ class KindDefaults:
                 self._of_kind.pop(row.name, None)
                 if (settings := decoded(row)) is not None:
                     self._of_kind[row.name] = effective(settings)
+            self.gates = Gates(tx.gates())
             self._change = last
         return self._of_kind
+
+    def read_gates(self, tx: Tx) -> Gates:
+        """Return all gates."""
+        self.read(tx)
+        return self.gates
 
     def clear(self) -> None:
         """Forget all."""
         self._change = 0
         self._of_kind = {}
+        self.gates = Gates()

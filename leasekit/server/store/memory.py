@@ -23,6 +23,7 @@ from leasekit.server.store import (
     Ending,
     Entity,
     Filter,
+    GateRow,
     Holding,
     KindRow,
     Lane,
@@ -91,6 +92,9 @@ class _Tables:
         self.claims: dict[tuple[str, str], ClaimMemory] = {}
         self.anchors: dict[None, Anchor] = {}  # at most one
         self.kinds: dict[str, KindRow] = {}
+        self.gates: dict[tuple[str, str], GateRow] = {}
+        self.parked: dict[int, tuple[float, str]] = {}  # when a task was due, and its collection
+        self.changes: dict[None, int] = {None: 0}  # the number of the last change of a kind or gate
 
     def remove(self, row: Trigger) -> None:
         """Delete a task with all that belongs to it, if its state is still this one."""
@@ -232,6 +236,12 @@ class _MemoryView(View):
 
     def kinds(self, *, after: int = 0) -> list[KindRow]:
         return sorted(row for row in self._tables.kinds.values() if row.change > after)
+
+    def gates(self) -> list[GateRow]:
+        return sorted(self._tables.gates.values(), key=lambda row: row[:2])
+
+    def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
+        return {seq: due_at for seq, (due_at, _) in _chosen(self._tables.parked, seqs).items()}
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
         lanes = (lane for kind, of in self._tables.lanes.items() if kind.startswith(PREFIXES) for lane in of.values())
@@ -385,10 +395,40 @@ class _MemoryTx(_MemoryView, Tx):
         return len(old)
 
     def last_kind_change(self) -> int:
-        return max((row.change for row in self._tables.kinds.values()), default=0)
+        return self._tables.changes[None]
 
     def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
-        self._put(self._tables.kinds, name, KindRow(name, settings, at, by, self.last_kind_change() + 1))
+        self._put(self._tables.kinds, name, KindRow(name, settings, at, by, self._count_change()))
+
+    def _count_change(self) -> int:
+        self._put(self._tables.changes, None, self.last_kind_change() + 1)
+        return self.last_kind_change()
+
+    def begin_change(self) -> None:
+        """Do nothing: there is one writer."""
+
+    def set_gate(self, row: GateRow) -> None:
+        self._count_change()
+        self._put(self._tables.gates, row[:2], row)
+
+    def remove_gate(self, scope: str, name: str) -> None:
+        self._count_change()
+        self._drop(self._tables.gates, (scope, name))
+
+    def collections(self, seqs: Collection[int]) -> dict[int, str]:
+        entities = self.entities(seqs).items()
+        return {seq: entity.collection for seq, entity in entities if entity.collection is not None}
+
+    def parked(self, collection: str, *, limit: int) -> list[tuple[float, int]]:
+        return sorted((due_at, seq) for seq, (due_at, of) in self._tables.parked.items() if of == collection)[:limit]
+
+    def park(self, tasks: Sequence[tuple[str, float, int]]) -> None:
+        for collection, due_at, seq in tasks:
+            self._put(self._tables.parked, seq, (due_at, collection))
+
+    def unpark(self, seqs: Collection[int]) -> None:
+        for seq in seqs:
+            self._drop(self._tables.parked, seq)
 
     def latest_time(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)

@@ -25,7 +25,7 @@ store = sa.Table(
     sa.Column("commits", sa.BigInteger, nullable=False),  # transactions that have changed the store
     sa.Column("start", sa.Text),  # the start of the server that has written the last transaction
     sa.Column("anchor", sa.Text),  # an `Anchor` as JSON: the clocks of the last transaction
-    sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"),  # the number of the last row of `kind`
+    sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"),  # of the last change of a kind or gate
 )
 
 task = sa.Table(
@@ -161,6 +161,33 @@ kind = sa.Table(
     sa.PrimaryKeyConstraint("name"),
     sqlite_with_rowid=False,
 )
+
+# A gate of a collection keeps its row until its parked tasks have been put back.
+gate = sa.Table(
+    "gate",
+    metadata,
+    sa.Column("scope", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("mode", sa.Text, nullable=False),
+    sa.Column("until", sa.Double),
+    sa.Column("reason", sa.Text),
+    sa.Column("changed_at", sa.Double, nullable=False),
+    sa.Column("changed_by", sa.Text),
+    sa.PrimaryKeyConstraint("scope", "name"),
+    sqlite_with_rowid=False,
+)
+
+# No foreign key: what has become of a parked task is looked up when it is put back.
+parked = sa.Table(
+    "parked",
+    metadata,
+    sa.Column("collection", sa.Text, nullable=False),
+    sa.Column("due_at", sa.Double, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("collection", "due_at", "seq"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_parked_seq", parked.c.seq)
 
 # As Alembic itself would create it, with one row.
 version = sa.Table(

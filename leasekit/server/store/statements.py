@@ -19,9 +19,11 @@ from leasekit.named import PREFIXES
 from leasekit.server.store.schema import (
     claim,
     dedupe,
+    gate,
     is_leased,
     is_waiting,
     kind,
+    parked,
     progress,
     run,
     store,
@@ -375,6 +377,25 @@ KIND_CHANGE = Statement(select(store.c.kind_change))
 COUNT_KIND_CHANGE = Statement(sa.update(store).values(kind_change=store.c.kind_change + 1))
 DROP_KIND = Statement(sa.delete(kind).where(kind.c.name == bindparam("kind_name", type_=sa.Text)))
 ADD_KIND = Insert(kind)
+GATES = Statement(select(gate).order_by(gate.c.scope, gate.c.name))
+ADD_GATE = Insert(gate)
+DROP_GATE = Statement(
+    sa.delete(gate).where(
+        gate.c.scope == bindparam("of_scope", type_=sa.Text), gate.c.name == bindparam("of_name", type_=sa.Text)
+    )
+)
+COLLECTIONS = Statement(
+    select(task.c.seq, task.c.collection).where(_is_one_of(task.c.seq, "seqs"), task.c.collection.is_not(None))
+)
+PARKED = Statement(
+    select(parked.c.due_at, parked.c.seq)
+    .where(parked.c.collection == bindparam("of_collection", type_=sa.Text))
+    .order_by(parked.c.due_at, parked.c.seq)
+    .limit(_MOST)
+)
+PARKED_TASKS = Statement(select(parked.c.seq, parked.c.due_at).where(_is_one_of(parked.c.seq, "seqs")))
+ADD_PARKED = Insert(parked)
+DROP_PARKED = Statement(sa.delete(parked).where(_is_one_of(parked.c.seq, "seqs")))
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(
     sa.update(store).values(

@@ -15,6 +15,7 @@ from leasekit.server.store import (
     Ending,
     Entity,
     Filter,
+    GateRow,
     Holding,
     KindRow,
     Lane,
@@ -146,6 +147,12 @@ class SqlView(View):
     def kinds(self, *, after: int = 0) -> list[KindRow]:
         return [KindRow(*row) for row in self._session.rows(sql.KINDS, after=after)]
 
+    def gates(self) -> list[GateRow]:
+        return [GateRow(*row) for row in self._session.rows(sql.GATES)]
+
+    def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
+        return dict(self._session.rows(sql.PARKED_TASKS, seqs=seqs))
+
     def free_names(self, *, until: float, limit: int) -> list[int]:
         return [row[0] for row in self._session.rows(sql.FREE_NAMES, now=until, most=limit)]
 
@@ -269,10 +276,36 @@ class SqlTx(SqlView, Tx):
         return int(self._session.rows(sql.KIND_CHANGE)[0][0])
 
     def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+        self.begin_change()
         self._session.run(sql.COUNT_KIND_CHANGE)  # from here on, other writers of kinds wait
         ((change,),) = self._session.rows(sql.KIND_CHANGE)
         self._session.run(sql.DROP_KIND, kind_name=name)
         self._session.insert(sql.ADD_KIND, [(name, settings, at, by, change)])
+
+    def begin_change(self) -> None:
+        """Do nothing: no other writer can be in the middle of a transaction."""
+
+    def set_gate(self, row: GateRow) -> None:
+        self.remove_gate(row.scope, row.name)
+        self._session.insert(sql.ADD_GATE, [tuple(row)])
+
+    def remove_gate(self, scope: str, name: str) -> None:
+        self.begin_change()
+        self._session.run(sql.COUNT_KIND_CHANGE)
+        self._session.run(sql.DROP_GATE, of_scope=scope, of_name=name)
+
+    def collections(self, seqs: Collection[int]) -> dict[int, str]:
+        return {row[0]: row[1] for row in self._session.rows(sql.COLLECTIONS, seqs=seqs) if isinstance(row[1], str)}
+
+    def parked(self, collection: str, *, limit: int) -> list[tuple[float, int]]:
+        return [(row[0], row[1]) for row in self._session.rows(sql.PARKED, of_collection=collection, most=limit)]
+
+    def park(self, tasks: Sequence[tuple[str, float, int]]) -> None:
+        self.unpark([seq for _, _, seq in tasks])
+        self._session.insert(sql.ADD_PARKED, list(tasks))
+
+    def unpark(self, seqs: Collection[int]) -> None:
+        self._session.run(sql.DROP_PARKED, seqs=seqs)
 
     def latest_time(self) -> float:
         return max([row[0] for row in self._session.rows(sql.LATEST) if damage.is_number(row[0])], default=0.0)

@@ -5,6 +5,7 @@ from leasekit.testing.contract.batching import Batching
 from leasekit.testing.contract.beating import Beating
 from leasekit.testing.contract.cancelling import Cancelling
 from leasekit.testing.contract.claiming import Claiming
+from leasekit.testing.contract.gates import Gates
 from leasekit.testing.contract.granting import Granting
 from leasekit.testing.contract.kinds import Kinds
 from leasekit.testing.contract.limits import Limits
@@ -37,9 +38,11 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
 
 
 class SchedulerContract(
-    BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging, Kinds
+    BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging, Kinds, Gates
 ):
-    """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger` and `KindDirectory` if it is one."""
+    """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger`, `KindDirectory` and
+    `GateDirectory` if it is one.
+    """
 
 
 class RedriverContract(SchedulerContract, Redriving):

@@ -106,7 +106,7 @@ def test_parameters_are_told_with_their_bounds(document: Any) -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_what_the_server_takes(server: Running, document: Any, name: str) -> None:
     reference = f"#/components/schemas/{name}"
-    ((method, path),) = [
+    (method, path), *_ = [
         place
         for place, op in operations(document).items()
         if op.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {}).get("$ref")

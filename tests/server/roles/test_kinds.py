@@ -131,7 +131,7 @@ def test_damaged_settings_have_no_effect_and_are_told(caplog: pytest.LogCaptureF
 async def test_what_is_remembered_goes_when_the_store_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await put(bench, KindSettings(priority=0))
     await bench.put("a")
-    kinds = bench.engine.commit._kinds
+    kinds = bench.engine.commit.kinds
     assert kinds._of_kind
 
     def fail(*_: object) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from leasekit.errors import Refused
 from leasekit.server.engine import Engine
+from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, KindSettings, NewTask, Settlement, Status
@@ -50,6 +51,9 @@ async def test_tables_of_each_version_keep_their_tasks_through_migrations(
         assert [(info.kind, info.settings, info.changed_by) for info in await engine.kinds()] == (
             [("waiting", KindSettings(priority=0, max_attempts=3), "one")] if version >= 2 else []
         )
+        assert [(gate.kind, gate.mode, gate.reason) for gate in await engine.gates()] == (
+            [("later", "pause", "not yet")] if version >= 2 else []
+        )
         done, dead = await engine.get("done"), await engine.get("dead")
         assert done is not None
         assert dead is not None
@@ -68,6 +72,9 @@ async def test_a_node_serves_the_tables_before_this_version_and_finds_the_new_on
         assert await engine.kinds() == []
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.set_kind("k", KindSettings(priority=0), by=None)
+        with pytest.raises(Refused, match="run `leasekit migrate`"):
+            await engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+        assert await engine.gates() == []
         assert PostgresStore(url).migrate() == [schema.HEAD]
         await engine.set_kind("k", KindSettings(priority=0), by=None)
         await engine.schedule([NewTask(kind="k", id="after")])

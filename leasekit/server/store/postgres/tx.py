@@ -14,12 +14,16 @@ from typing import Any
 from msgspec.structs import fields
 
 from leasekit.errors import Refused
-from leasekit.server.store import Anchor, Contended, Entity, KindRow, Node, Reading, Trigger, damage
+from leasekit.server.store import Anchor, Contended, Entity, GateRow, KindRow, Node, Reading, Trigger, damage
 from leasekit.server.store import statements as sql
 from leasekit.server.store.postgres.session import PostgresSession, array
 from leasekit.server.store.tx import SqlTx, SqlView
 from leasekit.task import Status
 
+# Each write transaction has this lock with others, one that changes kinds or gates alone.
+_CHANGES = 7_205_759_403_792_795
+CHANGE_LATER = f"SELECT pg_catalog.pg_advisory_xact_lock_shared({_CHANGES})"
+CHANGE_ALONE = f"SELECT pg_catalog.pg_advisory_xact_lock({_CHANGES})"
 _HAS_KINDS = "SELECT pg_catalog.to_regclass('leasekit.kind') IS NOT NULL"
 _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
@@ -57,7 +61,16 @@ class PostgresView(SqlView):
 
     def kinds(self, *, after: int = 0) -> list[KindRow]:
         # Tables of version 1 have none.
-        return super().kinds(after=after) if self.execute(_HAS_KINDS) == [(True,)] else []
+        return super().kinds(after=after) if self._has_kinds() else []
+
+    def gates(self) -> list[GateRow]:
+        return super().gates() if self._has_kinds() else []
+
+    def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
+        return super().parked_tasks(seqs) if self._has_kinds() else {}
+
+    def _has_kinds(self) -> bool:
+        return self.execute(_HAS_KINDS) == [(True,)]
 
     def free_space(self) -> int:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")
@@ -200,10 +213,10 @@ class PostgresTx(SqlTx, PostgresView):
     def last_kind_change(self) -> int:
         return self._reading.kind_change or 0
 
-    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+    def begin_change(self) -> None:
         if self._reading.kind_change is None:
-            raise Refused("the tables of the database have no room for the settings of kinds: run `leasekit migrate`")
-        super().set_kind(name, settings, at=at, by=by)
+            raise Refused("the tables of the database have no room for kinds and gates: run `leasekit migrate`")
+        self.execute(CHANGE_ALONE)
 
     def give_back(self, *, most: int) -> None:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")

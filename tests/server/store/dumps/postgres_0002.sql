@@ -23,6 +23,15 @@ CREATE TABLE leasekit.dedupe (
     id text NOT NULL COLLATE pg_catalog."C",
     until double precision
 );
+CREATE TABLE leasekit.gate (
+    scope text NOT NULL COLLATE pg_catalog."C",
+    name text NOT NULL COLLATE pg_catalog."C",
+    mode text NOT NULL,
+    until double precision,
+    reason text,
+    changed_at double precision NOT NULL,
+    changed_by text
+);
 CREATE TABLE leasekit.kind (
     name text NOT NULL COLLATE pg_catalog."C",
     settings bytea,
@@ -44,6 +53,11 @@ CREATE TABLE leasekit.node (
     has_left boolean NOT NULL
 )
 WITH (fillfactor='50');
+CREATE TABLE leasekit.parked (
+    collection text NOT NULL COLLATE pg_catalog."C",
+    due_at double precision NOT NULL,
+    seq bigint NOT NULL
+);
 CREATE TABLE leasekit.progress (
     seq bigint NOT NULL,
     value bytea NOT NULL,
@@ -139,13 +153,14 @@ INSERT INTO leasekit.claim VALUES ('one', 'first', 1795469459.503321, 0.00037622
 INSERT INTO leasekit.claim VALUES ('one', 'second', 1795469459.574233, 0.0004394054412841797, '\x5b5b322c223231666639653666323833356536316138383832373838376431383961363037225d5d');
 INSERT INTO leasekit.claim VALUES ('one', 'third', 1795469459.59019, 0, '\x5b5b352c226465353962613631333130346433393234623365323033316338633633383061225d5d');
 INSERT INTO leasekit.dedupe VALUES ('done', 'key', 'done', NULL);
+INSERT INTO leasekit.gate VALUES ('kind', 'later', 'pause', NULL, 'not yet', 1795469460, 'one');
 INSERT INTO leasekit.kind VALUES ('waiting', '\x7b227072696f72697479223a302c226d61785f617474656d707473223a337d', 1795469460, 'one', 2);
 INSERT INTO leasekit.kind VALUES ('gone', NULL, 1795469459, NULL, 1);
 INSERT INTO leasekit.node VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'vm:5437', '0.1.0', NULL, false, NULL, 1795469459.450569, 1795469459.450569, '5a8f742c-0d4f-4206-a332-8a97d9634bda monotonic 0 0 boottime 0 0', 16269.626206012, true);
 INSERT INTO leasekit.progress VALUES (1, '\x7b2270616765223a337d', 1, 0, 1795469459.542902);
 INSERT INTO leasekit.run VALUES (2, 1, 1, 'success', 1795469459.583261, 'one', 1795469459.574233, NULL, NULL, '21ff9e6f2835e61a88827887d189a607', '\x09b24a7f375e5cc5a155aa0660a68cae', '\x5b312c6e756c6c2c2278225d', NULL);
 INSERT INTO leasekit.run VALUES (5, 1, 1, 'retry', 1795469459.596047, 'one', 1795469459.59019, NULL, NULL, 'de59ba613104d3924b3e2031c8c6380a', '\xf8b5afba478b554bfa8700daaeb4d319', NULL, '\x2262726f6b656e22');
-INSERT INTO leasekit.store VALUES ('b3535224866ddc02208f37f142e2ed7b', 0, 0, 2);
+INSERT INTO leasekit.store VALUES ('b3535224866ddc02208f37f142e2ed7b', 0, 0, 3);
 INSERT INTO leasekit.task VALUES (5, 'dead', 'dead', NULL, 2, 1795469459.472198, 1795469459.472198, 1, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
 INSERT INTO leasekit.task VALUES (2, 'done', 'done', NULL, 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, 'key', NULL, '\xb930b39012506bd7fb5f26c589473519', '\x22c3a95c5c22');
 INSERT INTO leasekit.task VALUES (1, 'held', 'held', 'c', 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x984530e49acf879ea2a3b7c3062fca65', '\x7b226e223a317d');
@@ -174,10 +189,14 @@ ALTER TABLE ONLY leasekit.claim
     ADD CONSTRAINT claim_pkey PRIMARY KEY (worker, claim_id);
 ALTER TABLE ONLY leasekit.dedupe
     ADD CONSTRAINT dedupe_pkey PRIMARY KEY (kind, key);
+ALTER TABLE ONLY leasekit.gate
+    ADD CONSTRAINT gate_pkey PRIMARY KEY (scope, name);
 ALTER TABLE ONLY leasekit.kind
     ADD CONSTRAINT kind_pkey PRIMARY KEY (name);
 ALTER TABLE ONLY leasekit.node
     ADD CONSTRAINT node_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY leasekit.parked
+    ADD CONSTRAINT parked_pkey PRIMARY KEY (collection, due_at, seq);
 ALTER TABLE ONLY leasekit.progress
     ADD CONSTRAINT progress_pkey PRIMARY KEY (seq);
 ALTER TABLE ONLY leasekit.run
@@ -195,6 +214,7 @@ ALTER TABLE ONLY leasekit.task
 ALTER TABLE ONLY leasekit.version
     ADD CONSTRAINT version_pkey PRIMARY KEY (number);
 CREATE INDEX ix_claim_granted_at ON leasekit.claim USING btree (granted_at);
+CREATE INDEX ix_parked_seq ON leasekit.parked USING btree (seq);
 CREATE INDEX ix_trigger_ended ON leasekit.trigger USING btree (ended_at, seq) WHERE (ended_at IS NOT NULL);
 CREATE INDEX ix_trigger_leased ON leasekit.trigger USING btree (next_trigger_at) WHERE (owner IS NOT NULL);
 CREATE INDEX ix_trigger_waiting ON leasekit.trigger USING btree (kind, priority, next_trigger_at, seq) WHERE ((owner IS NULL) AND (next_trigger_at IS NOT NULL));

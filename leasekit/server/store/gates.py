@@ -1,0 +1,34 @@
+"""The gates of a store at one moment: which kinds and collections are closed."""
+
+from collections.abc import Mapping, Sequence
+
+from leasekit.server.store import GateRow
+
+KIND, COLLECTION = "kind", "collection"
+PAUSE, DROP, OPEN = "pause", "drop", "open"
+
+PARKED_AT = 253_402_250_000.0
+"""The next trigger time of a parked task: later than any task can be scheduled, so that no claim reads it.
+
+A leasekit that knows no gates takes such a task for one that is due in the year 9999, and lets it wait.
+"""
+
+
+class Gates:
+    """The gates of a store, as of the last transaction that has changed one."""
+
+    def __init__(self, rows: Sequence[GateRow] = ()) -> None:
+        self.rows = rows
+
+    def holding(self, scope: str, now: float) -> dict[str, GateRow]:
+        """Return the gates that hold now, by the names of what is closed."""
+        return {row.name: row for row in self.rows if row.scope == scope and row.holds(now)}
+
+    def passing(self, counts: Mapping[str, int], now: float) -> Mapping[str, int]:
+        """Return the counts of those of these kinds that are open."""
+        closed = self.holding(KIND, now) if self.rows else ()
+        return {kind: count for kind, count in counts.items() if kind not in closed} if closed else counts
+
+    def of(self, kind: str, collection: str | None, now: float) -> GateRow | None:
+        """Return the gate behind which a task of this kind and collection waits."""
+        return self.holding(KIND, now).get(kind) or self.holding(COLLECTION, now).get(collection or "")

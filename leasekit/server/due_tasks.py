@@ -56,7 +56,7 @@ class _Sieve:
 
     @property
     def is_full(self) -> bool:
-        """True if this transaction must read no more tasks."""
+        """Return whether so many tasks were left out that this transaction reads no more."""
         return len(self.shut_out) >= _SHUT_OUT
 
     def sift(self, rows: Sequence[Trigger]) -> Sequence[Trigger]:

@@ -55,7 +55,7 @@ class UnitOfWork:
     """A transaction, the moment at which all of it happens, and the tasks that it makes ready."""
 
     __slots__ = (
-        "_at", "_due", "_later", "_opened", "counted", "ended", "granted",
+        "_at", "_due", "_gates", "_later", "_opened", "counted", "ended", "granted",
         "happened", "instant", "is_repeated", "kinds", "now", "random", "started", "tx",
     )  # fmt: skip
 
@@ -84,11 +84,15 @@ class UnitOfWork:
         self._due: dict[str, int] = {}
         self._later: dict[str, float] = {}
         self._opened: set[str] = set()
+        self._gates: Gates | None = None  # None: not read yet
 
     @property
     def gates(self) -> Gates:
         """The gates before this transaction."""
-        return self.kinds.read_gates(self.tx)
+        if self._gates is None:
+            self.kinds.read(self.tx)
+            self._gates = self.kinds.gates
+        return self._gates
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         """Return the lanes of those of these kinds that are not closed, the most urgent first."""

@@ -154,8 +154,10 @@ def _begin_to_open(turn: UnitOfWork, row: GateRow, *, by: str | None = None, mos
 
 
 def _open(turn: UnitOfWork, row: GateRow, *, most: int) -> int:
-    """Put parked tasks of a collection back, and remove its gate once none is left."""
-    turn.tx.begin_change()  # else a transaction that began before the gate was open could still park tasks
+    """Put parked tasks of a collection back, and remove its gate once none is left.
+
+    No claim parks more of them: those that were judged before the gate was open have ended (`Tx.begin_change`).
+    """
     rows, found = _parked(turn, row, most)
     turn.tx.save([replace(task, next_trigger_at=due_at) for task, due_at in rows])
     for task, due_at in rows:

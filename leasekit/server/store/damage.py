@@ -13,7 +13,7 @@ from msgspec import Raw
 from msgspec.structs import fields, replace
 
 from leasekit._lifecycle.states import LEASED, WAITING
-from leasekit.server.store import Content, Run, Trigger
+from leasekit.server.store import Content, GateRow, Run, Trigger
 from leasekit.task import Status
 
 logger = logging.getLogger("leasekit.server")
@@ -93,6 +93,18 @@ def runs(rows: Iterable[tuple[Any, ...]]) -> list[Run]:
             logger.error("run %s of task number %s is left out, its row is damaged: %s", run.fence, run.seq, error)
         else:
             whole += [run] if is_number(run.at) else []
+    return whole
+
+
+def gates(rows: Iterable[tuple[Any, ...]]) -> list[GateRow]:
+    whole: list[GateRow] = []
+    for row in rows:
+        try:
+            gate = msgspec.convert(row, GateRow)
+        except msgspec.ValidationError as error:
+            logger.error("the gate of the %s %r has no effect, its row is damaged: %s", row[0], row[1], error)
+        else:
+            whole += [gate] if is_number(gate.changed_at) and is_number(gate.until or 0) else []
     return whole
 
 

@@ -54,11 +54,6 @@ class KindDefaults:
             self._change = last
         return self._of_kind
 
-    def read_gates(self, tx: Tx) -> Gates:
-        """Return all gates."""
-        self.read(tx)
-        return self.gates
-
     def clear(self) -> None:
         """Forget all."""
         self._change = 0

@@ -148,7 +148,7 @@ class SqlView(View):
         return [KindRow(*row) for row in self._session.rows(sql.KINDS, after=after)]
 
     def gates(self) -> list[GateRow]:
-        return [GateRow(*row) for row in self._session.rows(sql.GATES)]
+        return damage.gates(self._session.rows(sql.GATES))
 
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return dict(self._session.rows(sql.PARKED_TASKS, seqs=seqs))

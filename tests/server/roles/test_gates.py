@@ -2,16 +2,21 @@
 
 import asyncio
 import logging
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leasekit.errors import Refused
 from leasekit.server.due_tasks import _SHUT_OUT
+from leasekit.server.engine import Engine
 from leasekit.server.roles import gates
 from leasekit.server.roles.gates import GateChange
-from leasekit.task import GateInfo, Status
+from leasekit.server.store.sqlite.store import SqliteStore
+from leasekit.task import GateInfo, NewTask, Status
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -175,6 +180,18 @@ async def test_a_task_says_behind_which_gate_it_waits(bench: Bench) -> None:
     assert (await bench.info("b")).gate is None
     await bench.later(60)
     assert (await bench.info("a")).gate is None
+
+
+async def test_a_damaged_gate_has_no_effect(tmp_path: Path) -> None:
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
+        await engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+        await engine.set_gate(GateChange("kind", "other", "pause", None, None, None, None))
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
+        connection.execute("UPDATE gate SET until = 'x' WHERE name = 'k'")
+    async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
+        await engine.schedule([NewTask(kind="k", id="a"), NewTask(kind="other")])
+        claimed = await engine.claim(worker="w", kinds=["k", "other"], limit=5, wait=0, claim_id="c")
+        assert [task.id for task in claimed.tasks] == ["a"]
 
 
 # Dropped

@@ -18,7 +18,7 @@ from leasekit.server.clock import boottime
 from leasekit.server.store import Anchor, Company, Contended, Locked, Node, NodeRow, Reading, SharedStore
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.session import Connection, PostgresSession
-from leasekit.server.store.postgres.tx import CHANGE_LATER, Block, PostgresTx, PostgresView
+from leasekit.server.store.postgres.tx import JOIN_WRITERS, Block, PostgresTx, PostgresView
 from leasekit.server.store.postgres.wakes import Wakes
 
 logger = logging.getLogger("leasekit.server")
@@ -179,7 +179,7 @@ class PostgresStore(SharedStore):
     def _begin(self, session: PostgresSession) -> Reading:
         before = self.boot()
         session.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
-        session.execute(CHANGE_LATER)  # a statement before the one that reads `kind_change`
+        session.execute(JOIN_WRITERS)  # a statement before the one that reads `kind_change`
         rows = session.query(_READ, (self.node.id,))
         after = self.boot()
         if not rows:

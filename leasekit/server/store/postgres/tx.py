@@ -20,10 +20,12 @@ from leasekit.server.store.postgres.session import PostgresSession, array
 from leasekit.server.store.tx import SqlTx, SqlView
 from leasekit.task import Status
 
-# Each write transaction has this lock with others, one that changes kinds or gates alone.
-_CHANGES = 7_205_759_403_792_795
-CHANGE_LATER = f"SELECT pg_catalog.pg_advisory_xact_lock_shared({_CHANGES})"
-CHANGE_ALONE = f"SELECT pg_catalog.pg_advisory_xact_lock({_CHANGES})"
+# Each write transaction has the first lock together with others, one that changes kinds or gates has it alone. Two that
+# wait for that would wait for each other: so only the one with the second lock waits.
+_WRITERS, _CHANGER = 7_205_759_403_792_795, 7_205_759_403_792_796
+JOIN_WRITERS = f"SELECT pg_catalog.pg_advisory_xact_lock_shared({_WRITERS})"
+_BE_THE_CHANGER = f"SELECT pg_catalog.pg_try_advisory_xact_lock({_CHANGER})"
+_BE_ALONE = f"SELECT pg_catalog.pg_advisory_xact_lock({_WRITERS})"
 _HAS_KINDS = "SELECT pg_catalog.to_regclass('leasekit.kind') IS NOT NULL"
 _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
@@ -216,7 +218,9 @@ class PostgresTx(SqlTx, PostgresView):
     def begin_change(self) -> None:
         if self._reading.kind_change is None:
             raise Refused("the tables of the database have no room for kinds and gates: run `leasekit migrate`")
-        self.execute(CHANGE_ALONE)
+        if self.execute(_BE_THE_CHANGER) != [(True,)]:
+            raise Contended("another node changes kinds or gates")  # repeated, which waits for the end of that
+        self.execute(_BE_ALONE)
 
     def give_back(self, *, most: int) -> None:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")

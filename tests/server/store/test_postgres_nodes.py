@@ -12,8 +12,11 @@ import pytest
 
 from leasekit.errors import BackendError, ConfigError, Unavailable
 from leasekit.server.engine import Engine
+from leasekit.server.roles import gates
+from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.server.store.postgres.tx import JOIN_WRITERS
 from leasekit.task import Beat, KindSettings, NewTask, Settlement, Task
 from leasekit.wire import PurgeRequest
 from tests.postgres_server import PostgresServer
@@ -80,6 +83,73 @@ async def test_changes_of_kinds_on_all_nodes_at_once_are_one_after_another(nodes
     assert [info.kind for info in kinds] == [f"k{number}" for number in range(5)]
     for node in nodes:
         assert await node.kinds() == kinds
+
+
+async def closed(node: Engine, scope: str, name: str, mode: str = "pause") -> None:
+    await node.set_gate(GateChange(scope, name, mode, None, None, None, None))
+
+
+@pytest.mark.parametrize(("scope", "name"), [("kind", "k"), ("collection", "c")])
+async def test_no_node_grants_a_task_after_the_answer_that_closes_its_gate(
+    nodes: list[Engine], scope: str, name: str
+) -> None:
+    count, running = 600, True
+    await nodes[0].schedule([NewTask(kind="k", id=f"t{n}", collection="c") for n in range(count)])
+
+    async def claimer(number: int) -> None:
+        turn = 0
+        while running:
+            await taken(nodes[number % NODES], worker=f"w{number}", claim_id=f"{number}-{turn}")
+            turn += 1
+
+    claimers = [asyncio.create_task(claimer(number)) for number in range(9)]
+    for turn in range(8):
+        await closed(nodes[turn % NODES], scope, name)
+        before = (await nodes[0].stats()).kinds
+        for node in nodes:  # each has judged claims since then
+            assert await taken(node, worker="last", claim_id=f"{turn}-{id(node)}") == []
+        assert (await nodes[0].stats()).kinds == before
+        await closed(nodes[turn % NODES], scope, name, "open")
+        await asyncio.sleep(0.02)
+    running = False
+    await asyncio.gather(*claimers)
+    assert (await nodes[0].stats()).kinds["k"].get("claimed", 0) > 0
+
+
+async def test_a_gate_waits_for_the_transactions_that_were_judged_before_it(nodes: list[Engine], url: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url) as other:  # a node in the middle of a claim
+        await other.execute(JOIN_WRITERS)
+        closing = asyncio.create_task(closed(nodes[0], "kind", "k"))
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            while await (await connection.execute(waits)).fetchone() is None:  # noqa: ASYNC110 - there is no event
+                await asyncio.sleep(0.01)
+        assert not closing.done()
+        await other.rollback()
+        await closing
+
+
+async def test_nodes_that_open_a_collection_together_put_each_task_back_once(
+    nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "STEP", 3)
+    ids = [f"t{n}" for n in range(60)]
+    await nodes[0].schedule([NewTask(kind="k", id=task_id, collection="c") for task_id in ids])
+    await closed(nodes[0], "collection", "c")
+    assert await taken(nodes[1]) == []
+    await closed(nodes[0], "collection", "c", "open")
+    while any(node.commit.kinds.gates.rows for node in nodes):
+        await asyncio.gather(*(node.tick() for node in nodes))
+    assert [task.id for task in await taken(nodes[2], limit=100, claim_id="all")] == ids
+
+
+async def test_nodes_hear_of_a_gate_that_opens(nodes: list[Engine]) -> None:
+    await closed(nodes[0], "kind", "k")
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    waiting = asyncio.create_task(taken(nodes[1], wait=30))
+    await until(lambda: nodes[1].claims_waiting == 1)
+    await closed(nodes[2], "kind", "k", "open")
+    assert [task.id for task in await waiting] == ["t"]
 
 
 async def test_nodes_that_purge_at_once_remove_each_task_once_and_leave_leases_alone(nodes: list[Engine]) -> None:

@@ -504,7 +504,9 @@ _SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
 _REDRIVE = RequestClass("redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000)
 _SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True)  # last: see `KindDefaults`
 _SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see `KindDefaults`
-_KEEP_GATES = RequestClass("gatekeepings", lambda turn, asked: [gates.keep(turn)] * len(asked), 10_000, is_last=True)
+_KEEP_GATES = RequestClass(
+    "gatekeepings", lambda turn, asked: [gates.keep(turn, most=gates.STEP)] * len(asked), 10_000, is_last=True
+)
 _PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
 _SURVIVAL = (

@@ -91,7 +91,7 @@ def change(turn: UnitOfWork, changes: Sequence[GateChange]) -> list[GateInfo | N
             turn.tx.set_gate(new)
             turn.tell_of_gate(new)
         elif old is not None and old.mode != OPEN:
-            _begin_to_open(turn, old, by=wanted.by)
+            _begin_to_open(turn, old, by=wanted.by, most=STEP)
         rows[key] = new
         answers.append(None if new.mode == OPEN else gate_info(new))
     return answers
@@ -125,7 +125,7 @@ def _until(turn: UnitOfWork, wanted: GateChange) -> float | None:
     return until
 
 
-def keep(turn: UnitOfWork, *, most: int = STEP) -> bool:
+def keep(turn: UnitOfWork, *, most: int) -> bool:
     """Do a step of the regular work: open gates whose time is over, end due tasks, put others back.
 
     Return whether there may be more to do at once.
@@ -141,7 +141,7 @@ def keep(turn: UnitOfWork, *, most: int = STEP) -> bool:
     return left <= 0
 
 
-def _begin_to_open(turn: UnitOfWork, row: GateRow, *, by: str | None = None, most: int = STEP) -> int:
+def _begin_to_open(turn: UnitOfWork, row: GateRow, *, most: int, by: str | None = None) -> int:
     """Open a gate; return how many tasks this transaction has put back."""
     row = row._replace(mode=OPEN, until=None, reason=None, changed_at=turn.now, changed_by=by)
     turn.tell_of_gate(row)

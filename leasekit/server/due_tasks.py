@@ -56,7 +56,7 @@ class _Sieve:
 
     @property
     def is_full(self) -> bool:
-        """Return whether so many tasks were left out that this transaction reads no more."""
+        """Return whether this transaction has left out as many tasks as it may."""
         return len(self.shut_out) >= _SHUT_OUT
 
     def sift(self, rows: Sequence[Trigger]) -> Sequence[Trigger]:

@@ -265,9 +265,9 @@ SERVICE: Mapping[str, Mutant] = {
         test="tests/server/roles/test_gates.py::test_a_paused_kind_is_not_claimed_and_spends_no_attempt",
         why_test="the kinds of the simulation are open",
     ),
-    "parked-again-and-again": Mutant(
-        "A claim reads tasks of a closed collection that were parked before.",
-        Edit("server.roles.gates:shut_out", "replace(task, next_trigger_at=PARKED_AT)", "task"),
+    "claims-give-up-behind-parked-tasks": Mutant(
+        "A claim finds no task if more tasks of a closed collection come first than it may park in one transaction.",
+        Edit("server.roles.claims:_served", "due_tasks.sieve.is_full", "False"),
         test="tests/server/roles/test_gates.py::test_a_claim_goes_on_behind_more_tasks_than_one_transaction_parks",
         why_test="the tasks of the simulation have no collections",
     ),

@@ -16,6 +16,7 @@ from leasekit.server.store import (
     Ending,
     Entity,
     Filter,
+    GateRow,
     KindRow,
     Lane,
     Limits,
@@ -671,6 +672,45 @@ def test_settings_of_kinds_are_found_by_their_change_and_undone_with_their_trans
         assert view.kinds() == rows
         assert view.kinds(after=last - 1) == rows[1:]
         assert view.kinds(after=last) == []
+
+
+def test_gates_are_counted_as_changes_and_undone_with_their_transaction(store: Store) -> None:
+    rows = [
+        GateRow("collection", "b", "drop", None, None, 1.0, None),
+        GateRow("kind", "b", "pause", 5.0, "é", 2.0, "a"),
+    ]
+    with store.transaction() as tx:
+        before = tx.last_kind_change()
+    for row in (rows[1]._replace(mode="drop"), *rows):
+        with store.transaction() as tx:
+            tx.set_gate(row)
+    with suppress(ZeroDivisionError), store.transaction() as tx:
+        tx.remove_gate("kind", "b")
+        raise ZeroDivisionError
+    with store.view() as view:
+        assert view.gates() == rows
+    with store.transaction() as tx:
+        tx.remove_gate("collection", "b")
+        tx.remove_gate("kind", "unknown")
+    with store.transaction() as tx:
+        assert tx.gates() == rows[1:]
+        assert tx.last_kind_change() > before
+
+
+def test_parked_tasks_are_found_by_collection_the_longest_due_first(store: Store) -> None:
+    parked = [("c", 3.0, 1), ("c", 1.0, 2), ("other", 2.0, 3), ("c", 1.0, 4)]
+    with store.transaction() as tx:
+        tx.park(parked)
+        tx.park([("c", 2.0, 4)])
+    with suppress(ZeroDivisionError), store.transaction() as tx:
+        tx.unpark([1, 2])
+        raise ZeroDivisionError
+    with store.view() as view:
+        assert view.parked_tasks([1, 4, 5]) == {1: 3.0, 4: 2.0}
+    with store.transaction() as tx:
+        assert tx.parked("c", limit=2) == [(1.0, 2), (2.0, 4)]
+        tx.unpark([2, 5])
+        assert tx.parked("c", limit=9) == [(2.0, 4), (3.0, 1)]
 
 
 def test_ended_tasks_are_found_by_their_end_the_oldest_first(store: Store) -> None:

@@ -35,7 +35,7 @@ from leasekit.task import (
 )
 from leasekit.wire import traceparent
 
-_LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
+LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
 _HISTORY = 100  # the latest runs, which are shown
 _PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
 _LOOK = 20_000  # tasks that a listing looks at in one step: a few milliseconds
@@ -135,7 +135,7 @@ class _Intake:
 
 
 def _due_at(task: NewTask, now: float) -> float:
-    return now + (task.delay or 0.0) if task.at is None else min(max(task.at.timestamp(), 0.0), _LAST_MOMENT)
+    return now + (task.delay or 0.0) if task.at is None else min(max(task.at.timestamp(), 0.0), LAST_MOMENT)
 
 
 def _entity(

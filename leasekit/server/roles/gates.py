@@ -17,7 +17,7 @@ from leasekit._lifecycle.transitions import NO_LIMITS, end_run
 from leasekit._lifecycle.validation import checked
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
-from leasekit.server.roles.frontend import gate_info
+from leasekit.server.roles.frontend import LAST_MOMENT, gate_info
 from leasekit.server.store import GateRow, Trigger, View
 from leasekit.server.store.gates import COLLECTION, DROP, KIND, OPEN, PARKED_AT
 from leasekit.server.unit_of_work import UnitOfWork
@@ -115,14 +115,10 @@ def described(wanted: GateChange) -> str:
 
 
 def _until(turn: UnitOfWork, wanted: GateChange) -> float | None:
-    if wanted.mode == OPEN:
-        return None
-    until = None if wanted.until is None else wanted.until.timestamp()
-    until = turn.now + wanted.duration if wanted.duration is not None else until
-    if until is not None and until <= turn.now:
-        detail = "has passed, by the clock of the service: name a later moment"
-        raise Refused(f"until {detail}", errors=[{"field": "until", "detail": detail}])
-    return until
+    """Return when the gate opens by itself. If that has passed, the next step of `keep` opens it."""
+    if wanted.until is not None:
+        return min(max(wanted.until.timestamp(), 0.0), LAST_MOMENT)
+    return None if wanted.duration is None else turn.now + wanted.duration
 
 
 def keep(turn: UnitOfWork, *, most: int) -> bool:

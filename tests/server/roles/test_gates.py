@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sqlite3
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +152,15 @@ async def test_a_gate_is_an_event_and_a_line_of_the_log(bench: Bench, caplog: py
     ]
 
 
-async def test_an_instant_that_has_passed_is_refused(bench: Bench) -> None:
-    with pytest.raises(Refused, match="until has passed, by the clock of the service"):
-        await close(bench, until=now(bench))
-    assert await bench.engine.gates() == []
+async def test_a_gate_until_an_instant_that_has_passed_stops_nothing(bench: Bench) -> None:
+    for until in (now(bench), datetime.min.replace(tzinfo=UTC)):
+        await close(bench, until=until)
+        assert await bench.engine.gates() == []
+        assert await bench.ids() == []
+    await bench.put("a")
+    assert await bench.ids() == ["a"]
+    last = datetime.max.replace(tzinfo=timezone(-timedelta(hours=12)))
+    assert (await close(bench, until=last)).until is not None
 
 
 async def test_there_are_a_thousand_gates_at_most(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

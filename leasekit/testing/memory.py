@@ -164,7 +164,7 @@ class MemoryService:
                 if answer.claimed is not None:
                     self._bell.ring()  # the granted lease may end before anything that other claims wait for
                     return answer.claimed
-                if turn.now >= deadline:
+                if turn.now >= deadline and not answer.again:
                     return Claimed(tasks=[], waited=turn.now - arrived_at)
                 await self._wait(rung, until)
 
@@ -247,20 +247,28 @@ class MemoryService:
     @contextmanager
     def _turn(self) -> Generator[UnitOfWork]:
         """Open a transaction, after all leases that have ended by now are expired in it, and gates are kept."""
-        with self._lock, self._store.transaction() as tx:
-            gates.keep(self._begin(tx), most=sys.maxsize)
-        with self._lock, self._store.transaction() as tx:
-            turn = self._begin(tx)
-            consumer.reap(turn, limit=sys.maxsize)
-            retention.remove_old(turn, keep=RETENTION)
-            retention.forget_claims(turn)
-            yield turn
+        with self._lock:
+            now = self._latest = max(self._latest, self._clock())
+            self._started_at = min(self._started_at, now)
+            self._keep_gates(now)
+            with self._store.transaction() as tx:
+                turn = self._begin(tx, now)
+                consumer.reap(turn, limit=sys.maxsize)
+                retention.remove_old(turn, keep=RETENTION)
+                retention.forget_claims(turn)
+                yield turn
         if any(due.number for due in turn.readied().values()):
             self._bell.ring()
 
-    def _begin(self, tx: Tx) -> UnitOfWork:
-        now = self._latest = max(self._latest, self._clock())
-        self._started_at = min(self._started_at, now)
+    def _keep_gates(self, now: float) -> None:
+        """Do what gates have to do by now, in a transaction of its own: a later one knows what this one commits."""
+        with self._store.view() as view:
+            has_gates = bool(view.gates())
+        if has_gates:
+            with self._store.transaction() as tx:
+                gates.keep(self._begin(tx, now), most=sys.maxsize)
+
+    def _begin(self, tx: Tx, now: float) -> UnitOfWork:
         return UnitOfWork(tx, now=now, instant=now, random=self._random, kinds=self._kinds)
 
     @contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 from leasekit.errors import ConfigError, Refused
 from leasekit.registry import open_backend
+from leasekit.server import due_tasks
 from leasekit.task import Beat, Claimed, FixedDelays, NewTask, Settlement, Stats, Status, Task
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.memory import MemoryBackend, MemoryService, connect
@@ -138,6 +139,15 @@ async def test_a_clock_that_steps_back_ends_no_lease_and_revives_none() -> None:
     (task,) = (await claim(memory)).tasks
     verdicts = [(await memory.beat([beat(task)]))[0].verdict for _ in range(4)]
     assert verdicts == ["renewed", "renewed", "gone", "gone"]
+
+
+async def test_a_claim_that_does_not_wait_goes_on_behind_a_closed_collection(
+    memory: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_tasks, "_SHUT_OUT", 2)
+    await memory.set_gate(collection="c")
+    await memory.schedule([NewTask(kind="k", collection="c") for _ in range(100)] + [NewTask(kind="k", id="open")])
+    assert [task.id for task in (await claim(memory)).tasks] == ["open"]
 
 
 async def test_a_scheduled_moment_is_of_the_services_clock(memory: MemoryBackend, clock: FakeClock) -> None:

@@ -338,7 +338,7 @@ class SqsBackend:
 def _why_gone(receipt: Receipt | None, now: float) -> str | None:
     if receipt is None:
         return "unknown"
-    if receipt.outcome is not None:
+    if receipt.outcome is not None or receipt.is_returning:
         return "settled"
     return "expired" if now >= receipt.until else None
 

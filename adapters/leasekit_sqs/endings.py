@@ -12,7 +12,8 @@ Rule 1: a give-back is sent only while no other receiver can have the message wh
         lost is not repeated.
 Rule 2: a deletion or copy that was asked for in time leaves in time, or never: at its end, the block is told that the
         lease is lost. A report that comes late, which no block waits for, is sent all the same: the work is done.
-Rule 3: a give-back waits for all heartbeats under way, because a heartbeat that arrived later would hide the message.
+Rule 3: a give-back waits for all heartbeats under way, because a heartbeat that arrived later would hide the message;
+        and no heartbeat begins after it.
         So does the end of a block that settles nothing: after it, the user's own code may give the message back.
 """
 
@@ -77,10 +78,12 @@ class Endings:
         return await in_batches(self._calls, "delete_message_batch", items)
 
     async def _give_back(self, endings: Sequence[Ending]) -> list[BackendError | None]:
+        for one in endings:
+            one.receipt.is_returning = True
         await beats_ended(one.receipt for one in endings)
         now = self._clock()
         became: dict[int, BackendError | None] = {}
-        items: list[tuple[int, Item, int]] = []
+        items: list[tuple[int, Item, bool]] = []
         for n, one in enumerate(endings):
             receipt, settlement = one.receipt, one.settlement
             wait, leaves_by = receipt.wait(settlement.outcome, settlement.retry_after, now), receipt.returns_until
@@ -93,23 +96,24 @@ class Endings:
                 became[n] = Gone("the lease has ended, or ends before a call can reach SQS", reason="expired")
             else:
                 entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": wait}
-                items.append((n, Item(receipt.url, entry, leaves_by=leaves_by), wait))
-        errors = await in_batches(self._calls, "change_message_visibility_batch", [item for _, item, _ in items])
-        for (n, _, wait), error in zip(items, errors, strict=True):
-            became[n] = self._note_give_back(endings[n].receipt, now, wait, error)
+                item = Item(receipt.url, entry, receipt=receipt, leaves_by=leaves_by)
+                items.append((n, item, receipt.returned_until is None))
+        changes = [item for _, item, _ in items]
+        errors = await in_batches(
+            self._calls, "change_message_visibility_batch", changes, started=self._note_give_back_call
+        )
+        for (n, _, is_first), error in zip(items, errors, strict=True):
+            became[n] = _after_give_back(endings[n].receipt, error, is_first=is_first)
         return [became[n] for n in range(len(endings))]
 
-    def _note_give_back(
-        self, receipt: Receipt, now: float, wait: int, error: BackendError | None
-    ) -> BackendError | None:
-        """Record a give-back that may have been applied. Return its error, None if an earlier try was applied."""
-        if isinstance(error, Gone) and receipt.returned_until is not None:
-            return None  # the first try was applied
-        if error is not None and not is_unapplied(error) and receipt.returned_until is None:
+    def _note_give_back_call(self, item: Item, _: object) -> None:
+        """Record, before its answer, that a give-back may be applied."""
+        receipt, wait = item.receipt, item.entry["VisibilityTimeout"]
+        if receipt is not None and receipt.returned_until is None:
             # From then on SQS may show the message to others: because it was asked to, or at the end of its lease.
+            now = self._clock()
             receipt.returned_for = now + wait
             receipt.returned_until = min(give_back_until(now, wait), receipt.until)
-        return error
 
     async def _move_to_dlq(self, endings: Sequence[Ending], asked_at: float) -> list[BackendError | None]:
         became = dict(enumerate(await self._copy(endings, asked_at)))
@@ -162,6 +166,15 @@ class Endings:
                 extra=log_fields(receipt.id, receipt.handle),
             )
             receipt.in_dlq = True
+
+
+def _after_give_back(receipt: Receipt, error: BackendError | None, *, is_first: bool) -> BackendError | None:
+    """Return the error of a give-back, None if an earlier try was applied. Forget a first one that was not applied."""
+    if isinstance(error, Gone) and not is_first:
+        return None
+    if error is not None and is_first and is_unapplied(error):
+        receipt.returned_until = None
+    return error
 
 
 def _warn_of_return(receipt: Receipt) -> None:

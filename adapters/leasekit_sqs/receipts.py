@@ -38,8 +38,8 @@ class Receipt:
 
     __slots__ = (
         "attempt", "deleted_as", "group", "handle", "has_all_attributes", "has_queues_timeout", "id", "in_dlq",
-        "is_kept", "message", "outcome", "polled_for", "received_at", "retry", "returned_for", "returned_until",
-        "returns_until", "settles", "under_way", "until", "url", "warned",
+        "is_kept", "is_returning", "message", "outcome", "polled_for", "received_at", "retry", "returned_for",
+        "returned_until", "returns_until", "settles", "under_way", "until", "url", "warned",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,7 @@ class Receipt:
         self.outcome: Outcome | None = None  # set once it is settled
         self.deleted_as: Outcome | None = None  # set once its deletion may have been applied
         self.in_dlq = False  # a copy of it is in the dead-letter queue
+        self.is_returning = False  # it is being given back: a heartbeat would take it from the next receiver
         # Set if a give-back may have been applied: no other receiver can have the message before this instant.
         self.returned_until: float | None = None
         self.returned_for = 0.0  # … but it was asked to stay hidden until this instant
@@ -120,6 +121,7 @@ class Receipt:
 
 async def beats_ended(receipts: Iterable[Receipt]) -> None:
     """Wait for all heartbeats of these messages that are under way: one that arrived later would hide its message."""
+    await asyncio.sleep(0)  # until then, a heartbeat that was decided on in this turn of the loop has no call
     if beats := {beat for receipt in receipts for beat in receipt.under_way}:
         await asyncio.wait(beats)
 

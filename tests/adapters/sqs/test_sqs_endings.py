@@ -478,6 +478,62 @@ async def test_a_give_back_waits_for_an_earlier_beat_though_a_later_one_was_answ
     assert message(aws).visible_at == aws.now + 100
 
 
+@pytest.mark.parametrize("outcome", ["retry", "release"])
+async def test_a_give_back_that_its_caller_gave_up_does_not_show_the_message_that_another_holds(
+    connected: Connect, aws: Fake, outcome: Outcome
+) -> None:
+    """The outbox waits for ten seconds, and then reports again; by then, SQS may have obeyed the first call."""
+    first, second = connected(), connected()
+    (task,) = await received(first, aws)
+    arrived, go_on = aws.hold(CHANGE, applied=True)
+    ending = asyncio.create_task(ended(first, task, outcome, retry_after=0.0))
+    assert await anyio.to_thread.run_sync(arrived.wait, 20)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    (again,) = (await second.claim(["k"], limit=1, wait=0, claim_id="d")).tasks
+    assert (await ended(first, task, outcome, retry_after=0.0)).verdict == "settled"
+    assert message(aws).visible_at == aws.now + 300
+    go_on.set()
+    assert (await ended(second, again)).verdict == "settled"
+
+
+async def test_no_beat_begins_while_a_message_is_given_back_for_its_attributes(connected: Connect, aws: Fake) -> None:
+    """It would replace the time of the next receiver by the ttl of this one, which may be shorter."""
+    backend = connected()
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    (task,) = await received(backend, aws)
+    receipt = backend.receipts.get(task.token)
+    assert receipt is not None
+    receipt.has_all_attributes = False
+    arrived, go_on = aws.hold(CHANGE, applied=True)
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(ended, backend, task, "fatal"))
+        assert await anyio.to_thread.run_sync(arrived.wait, 20)
+        assert (await backend.beat([Beat(id=task.id, token=task.token)]))[0].verdict == "gone"
+        go_on.set()
+    assert len(aws.asked(CHANGE)) == 1
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_give_back_waits_for_a_beat_that_was_decided_on_just_before(
+    connected: Connect, aws: Fake, turns: int
+) -> None:
+    backend = connected()
+    (task,) = await received(backend, aws)
+    arrived, go_on = aws.hold(CHANGE)
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(ended, backend, task, "retry", retry_after=100.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        group.start_soon(backend.beat, [Beat(id=task.id, token=task.token)])
+        assert await anyio.to_thread.run_sync(arrived.wait, 20)
+        await anyio.sleep(0.1)  # time to go wrong
+        go_on.set()
+    assert message(aws).visible_at == aws.now + 100
+
+
 # What comes from elsewhere --------------------------------------------------------------------------------------
 
 

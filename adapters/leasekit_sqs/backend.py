@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from leasekit.backend import Capabilities, check_kinds
-from leasekit.config import check_number
+from leasekit.config import Heartbeats, check_number
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.hooks import log_fields
 from leasekit.ids import uuid7s
@@ -50,6 +50,8 @@ _FASTEST_REDRIVE = 500  # messages a second, for SQS
 _SELECTIONS = ("status", "collection", "cursor", "dry_run")
 _MOST_SENT = 10_000  # sent messages that are remembered …
 _REMEMBERED = 300.0  # … and for how many seconds, as by a FIFO queue
+# Part of the keeper's time for heartbeats: when that is over, the answers to all other messages would be lost, too.
+_IN_TIME = 0.8
 _UNKNOWN = (
     "SQS keeps no such message for this receive: was it deleted inside the block, or has another worker done it? Is "
     "queue_url the queue that it came from?"
@@ -157,7 +159,13 @@ class SqsBackend:
             entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": grant}
             items.append(Item(receipt.url, entry, receipt=receipt, leaves_by=receipt.until))
             kept.append((position, receipt, grant))
-        errors = await in_batches(self._calls, "change_message_visibility_batch", items, started=_note_beat_call)
+        errors = await in_batches(
+            self._calls,
+            "change_message_visibility_batch",
+            items,
+            started=_note_beat_call,
+            within=_IN_TIME * Heartbeats().for_ttl(ttl).call_timeout,
+        )
         for (position, receipt, grant), error in zip(kept, errors, strict=True):
             verdicts[position] = self._beat_verdict(receipt, grant, now, error)
         return [verdicts[position] for position in range(len(beats))]

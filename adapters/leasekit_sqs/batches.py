@@ -31,15 +31,23 @@ Started = Callable[[Item, "asyncio.Future[Answer]"], None]
 
 
 async def in_batches(
-    calls: Calls, operation: str, items: Sequence[Item], *, started: Started | None = None, in_turn: bool = False
+    calls: Calls,
+    operation: str,
+    items: Sequence[Item],
+    *,
+    started: Started | None = None,
+    in_turn: bool = False,
+    within: float | None = None,
 ) -> list[BackendError | None]:
     """Send items in batches; return None or the error for each item, in order. Raises nothing.
 
     `in_turn`: one batch after the other, and none after an error that is worth a repeat, which keeps their order.
+    `within`: the seconds that all calls have together; a call without an answer by then fails, and the others count.
     `started` is called, before the answer, with each item and its call, which outlives a cancelled coroutine; calls
     that have not started then are not made.
     """
     parts, at_once = list(_group(items)), asyncio.Semaphore(1 if in_turn else _AT_ONCE)
+    until = None if within is None else asyncio.get_running_loop().time() + within
     stopped_by: BackendError | None = None
 
     async def send(part: Sequence[int]) -> Sequence[BackendError | None]:
@@ -52,7 +60,14 @@ async def in_batches(
                 stopped_by = next((error for error in errors if isinstance(error, (Throttled, Unavailable))), None)
             return errors
 
-    ended = await asyncio.gather(*map(send, parts))
+    async def send_in_time(part: Sequence[int]) -> Sequence[BackendError | None]:
+        try:
+            async with asyncio.timeout_at(until):
+                return await send(part)
+        except TimeoutError:
+            return [Unavailable(f"no answer within {within:g} s")] * len(part)
+
+    ended = await asyncio.gather(*map(send_in_time, parts))
     found: list[BackendError | None] = [None] * len(items)
     for part, errors in zip(parts, ended, strict=True):
         for position, error in zip(part, errors, strict=True):

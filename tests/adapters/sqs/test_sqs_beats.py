@@ -1,5 +1,6 @@
 """Heartbeats: what SQS answers, and what is believed of it. The service is as AWS documents it; its clock is turned."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +197,25 @@ async def test_one_call_that_fails_leaves_the_others(connected: Connect, aws: Fa
     aws.error(EXTEND, 500, "InternalError")
     verdicts = await backend.beat(beats(tasks))
     assert sorted(words(verdicts)) == ["failed"] * 10 + ["renewed"] * 10
+
+
+@pytest.mark.parametrize(("address", "queues"), [("q", ["q", "q"]), ("{kind}", ["a", "b"])])
+async def test_one_call_that_is_not_answered_leaves_the_others(
+    connected: Connect, aws: Fake, address: str, queues: list[str]
+) -> None:
+    """The keeper waits for a twelfth of the ttl, and would know nothing of the others then."""
+    backend = connected(address, ttl=24)
+    tasks: list[Task] = []
+    for queue in queues:
+        for _ in range(10):
+            aws.put(queue, "{}")
+        tasks += (await backend.claim([queue], limit=10, wait=0, claim_id="c")).tasks
+    _, go_on = aws.hold(EXTEND)
+    async with asyncio.timeout(24 / 12):
+        verdicts = await backend.beat(beats(tasks))
+    go_on.set()
+    assert sorted(words(verdicts)) == ["failed"] * 10 + ["renewed"] * 10
+    assert {verdict.reason for verdict in verdicts} == {None, "Unavailable: no answer within 1.6 s"}
 
 
 async def test_what_has_run_out_is_not_asked_for_again(connected: Connect, aws: Fake) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, 
 from functools import partial
 from typing import Any
 
-from leasekit.errors import BackendError, ProtocolError, Refused
+from leasekit.errors import BackendError, ProtocolError, Refused, Unavailable
 from leasekit.task import Exponential, FixedDelays, RetryPolicy, Task
 from leasekit_aws.errors import Forbidden
 from leasekit_sqs.address import Address
@@ -33,7 +33,8 @@ from leasekit_sqs.unclaimed import Unclaimed
 logger = logging.getLogger("leasekit")
 
 _MOST = 10  # messages of one call
-_TURN = 1  # seconds of one poll of one of several queues
+_TURN = 1  # seconds of one poll of one of several queues …
+_SLOW = 3.0  # … and for its answer: then the next queue is read
 _ELSEWHERE = 10  # seconds until a message of a kind that is not claimed here is visible to other workers
 _MOST_SAID = 10
 _STRAYS = 10  # messages without a kind that may follow many with one
@@ -82,10 +83,14 @@ class Receiver:
             refusal: BackendError | None = None
             for kind, asked in queues:
                 until = min(self._clock() + looks, ends_at)
+                patience = max(0.0, until - self._clock()) + _SLOW if len(queues) > 1 else None
                 try:
-                    await self._drain(await self._queues.of(kind), asked, tasks, limit, until, attempts)
+                    async with asyncio.timeout(patience):
+                        await self._drain(await self._queues.of(kind), asked, tasks, limit, until, attempts)
                 except (Refused, Forbidden) as error:  # concerns this queue: the others are read all the same
                     refusal = error
+                except TimeoutError:  # what the poll still brings is kept for the next claim
+                    refusal = Unavailable(f"queue {self._address.queue_of(kind)!r} does not answer in time")
                 except BackendError:
                     if not tasks:
                         raise

@@ -11,7 +11,7 @@ import pytest
 
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, Task
-from leasekit_sqs import SqsBackend
+from leasekit_sqs import SqsBackend, receiving
 from tests.adapters.sqs.conftest import Connect
 from tests.adapters.sqs.fake import Fake
 
@@ -288,6 +288,28 @@ async def test_a_queue_that_may_not_be_read_holds_up_no_other(connected: Connect
     aws.error(RECEIVE, 403, "AccessDenied")  # of the queue that is read first
     assert len(await claim(connected("jobs-{kind}"), "a", "b", limit=5)) == 1
     assert len(aws.asked(RECEIVE)) > 1
+
+
+async def test_a_queue_that_does_not_answer_holds_up_no_other(
+    connected: Connect, aws: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its poll still brings goes to a later claim."""
+    monkeypatch.setattr(receiving, "_SLOW", 1.0)
+    backend = connected("jobs-{kind}")
+    aws.put("jobs-a", "1")
+    aws.put("jobs-b", "1")
+    arrived, go_on = aws.hold(RECEIVE, applied=True)  # of the queue that is read first
+    async with asyncio.timeout(15):
+        (task,) = await claim(backend, "a", "b", limit=5)
+    assert arrived.is_set()
+    _, never = aws.hold(RECEIVE)
+    with pytest.raises(Unavailable, match="does not answer in time"):
+        await claim(backend, "a", "b", limit=5)
+    go_on.set()
+    never.set()
+    while not (later := await claim(backend, "a", "b", limit=5)):
+        pass
+    assert {task.kind, later[0].kind} == {"a", "b"}
 
 
 async def test_a_kind_that_can_be_no_queue_is_refused(connected: Connect) -> None:

@@ -42,12 +42,12 @@ async def in_batches(
     """Send items in batches; return None or the error for each item, in order. Raises nothing.
 
     `in_turn`: one batch after the other, and none after an error that is worth a repeat, which keeps their order.
-    `within`: the seconds that all calls have together; a call without an answer by then fails, and the others count.
+    `within`: the seconds that several calls have together: one without an answer by then fails, and the others count.
     `started` is called, before the answer, with each item and its call, which outlives a cancelled coroutine; calls
     that have not started then are not made.
     """
     parts, at_once = list(_group(items)), asyncio.Semaphore(1 if in_turn else _AT_ONCE)
-    until = None if within is None else asyncio.get_running_loop().time() + within
+    until = None if within is None or len(parts) < 2 else asyncio.get_running_loop().time() + within
     stopped_by: BackendError | None = None
 
     async def send(part: Sequence[int]) -> Sequence[BackendError | None]:

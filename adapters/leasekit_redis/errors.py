@@ -40,6 +40,7 @@ _OF_CLASS: dict[type[BaseException], str] = {
     exceptions.TryAgainError: "TRYAGAIN",
 }
 _NOT_ALLOWED = {"NOAUTH", "WRONGPASS", "NOPERM"}
+_OF_SCRIPTS = re.compile("user executing the script|ACL failure in script")  # *NOPERM* within a script: Redis 6, 7
 
 
 class NotAllowed(Refused):
@@ -107,8 +108,9 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
 def _code(error: BaseException) -> str:
     # redis-py before 7.1 removes the code from the text of an error that has a class of its own.
     status: object = getattr(error, "status_code", None) or _OF_CLASS.get(type(error))
-    match = _CODE.search(f"{status or ''} {error}")
-    return match[1] if match else ""
+    text = f"{status or ''} {error}"
+    match = _CODE.search(text)
+    return match[1] if match else "NOPERM" if _OF_SCRIPTS.search(text) else ""
 
 
 def _without_secret(text: str, address: Address) -> str:

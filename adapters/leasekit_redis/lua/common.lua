@@ -210,19 +210,26 @@ local function write(command, key, arguments)
   end
 end
 
-local function write_all(changes, add, remove, pair)
+-- Cut changes into what is added and what is removed: for each key a list of arguments.
+local function sorted_out(changes, pair)
+  local added, removed = {}, {}
   for key, values in pairs(changes) do
-    local added, removed = {}, {}
     for name, value in pairs(values) do
+      local arguments = of(value and added or removed, key)
+      local n = #arguments
       if value then
-        local n = #added
-        added[n + 1], added[n + 2] = pair(name, value)
+        arguments[n + 1], arguments[n + 2] = pair(name, value)
       else
-        removed[#removed + 1] = name
+        arguments[n + 1] = name
       end
     end
-    write(add, key, added)
-    write(remove, key, removed)
+  end
+  return added, removed
+end
+
+local function write_each(command, changes)
+  for key, arguments in pairs(changes) do
+    write(command, key, arguments)
   end
 end
 
@@ -253,6 +260,26 @@ local function refuse_foreign_keys()
   redis.call('LLEN', OUTBOX)
 end
 
+-- Fail before the first write if the user may not run one of the commands: Redis undoes nothing. Each of these changes
+-- nothing, and HSET is the first to change something. ZADD must be the first here: full memory refuses it, if anything.
+local function refuse_missing_rights(scored, unscored, unset)
+  if next(scored) then
+    redis.call('ZADD', LEASES, 'XX', 'GT', '-inf', 'no/id')
+  end
+  if next(unscored) then
+    redis.call('ZREM', LEASES, 'no/id')
+  end
+  if next(unset) then
+    redis.call('HDEL', META, 'nothing')
+  end
+  if #outbox > 0 and redis.call('HLEN', STATE) > 0 then
+    local refused = redis.pcall('RPUSH', STATE, '')
+    if not string.find(refused.err, 'WRONGTYPE') then
+      error(refused.err)
+    end
+  end
+end
+
 local set_aside
 
 local function flush()
@@ -260,12 +287,17 @@ local function flush()
     set_aside(id, damage)
   end
   refuse_foreign_keys()
-  write_all(fields, 'HSET', 'HDEL', function(id, value)
+  local set, unset = sorted_out(fields, function(id, value)
     return id, type(value) == 'table' and cmsgpack.pack(value) or value
   end)
-  write_all(members, 'ZADD', 'ZREM', function(member, value)
+  local scored, unscored = sorted_out(members, function(member, value)
     return value, member
   end)
+  refuse_missing_rights(scored, unscored, unset)
+  write_each('HSET', set)
+  write_each('HDEL', unset)
+  write_each('ZADD', scored)
+  write_each('ZREM', unscored)
   write('RPUSH', OUTBOX, outbox)
   known, fields, members, outbox, broken = {}, {}, {}, {}, {}
 end

@@ -6,6 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,50 @@ async def test_who_may_not_do_what_is_needed_is_refused(own_server: Server, kind
     backend = connect(own_server.url.replace("//", "//reader:pw@"), worker="w")
     with pytest.raises(Refused, match="allow"):
         await backend.schedule([NewTask(kind=kind)])
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("command", ["hset", "hdel", "zadd", "zrem", "rpush"])
+async def test_a_right_that_is_missing_for_a_while_leaves_no_half_of_a_change(
+    own_server: Server, kind: str, command: str
+) -> None:
+    """Redis undoes nothing of a script that fails, so a script must fail before its first write."""
+    backend = connect(own_server.url.replace("//", "//worker:pw@"), worker="w")
+    own_server.ask("ACL", "SETUSER", "worker", "on", ">pw", "~*", "&*", "+@all")
+    await backend.schedule([NewTask(kind=kind, id=f"{kind}-{number}") for number in range(3)])
+    running, other = await claim(backend, kind, limit=2)
+    then = [NewTask(kind=f"{kind}-b")]
+    claimed: list[Task] = []
+
+    async def claim_one() -> None:
+        claimed.extend(await claim(backend, kind))
+
+    own_server.ask("ACL", "SETUSER", "worker", f"-{command}")
+    for call in (
+        backend.schedule([NewTask(kind=kind, id=f"{kind}-new")]),
+        claim_one(),
+        beat(backend, running, progress=1),
+        settle(backend, running, then=then),
+        backend.settle([Settlement(id=other.id, token=other.token, outcome="retry", retry_after=0)]),
+        backend.cancel([f"{kind}-2"]),
+    ):
+        with suppress(Refused, Unavailable):  # each is refused, or needs no such right
+            await call
+    own_server.ask("ACL", "SETUSER", "worker", f"+{command}")
+
+    assert (await backend.stats()).damaged == {}
+    await settle(backend, running, then=then)
+    await backend.settle([Settlement(id=other.id, token=other.token, outcome="success")])
+    await backend.schedule([NewTask(kind=kind, id=f"{kind}-new")])
+    await backend.cancel([f"{kind}-2"])
+    for task in [*claimed, *await claim(backend, kind, limit=10)]:
+        assert await settle(backend, task) == "settled"
+    await backend.maintain()
+    found = await statuses(backend, kind)
+    assert found.pop(f"{kind}-2") in {"cancelled", "success"}
+    assert set(found.values()) == {"success"}
+    assert (await backend.stats()).damaged == {}
+    assert len(await statuses(backend, f"{kind}-b")) == 1
     await backend.aclose()
 
 

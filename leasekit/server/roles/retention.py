@@ -39,6 +39,7 @@ class Removal(NamedTuple):
     seqs: Sequence[int]
     until: float
     by: str = "purge"  # or *retention*
+    change: int | None = None  # of a kind, the last when they were chosen: after another, they may have to stay
 
 
 class Chosen(NamedTuple):
@@ -77,7 +78,7 @@ class OldTasks:
     Ended tasks are sorted by their end alone: another index, by kind, would cost each task more than the search does.
     So each kind's tasks are searched among all that have ended, together with those of the kinds that keep theirs for
     as long. What a search has passed is not looked at again, except once a day: tasks that are kept for longer than
-    others are in its way, and may be many.
+    others are in its way, and may be many. When the settings of any kind change, the search begins anew.
     """
 
     def __init__(self, keep: float) -> None:
@@ -85,6 +86,8 @@ class OldTasks:
         self._passed: dict[_Group, Ending] = {}
         self._left: list[_Group] = []  # of this search
         self._window: _Window | None = None  # of the first of these
+        self._change = 0  # the last change of a kind that this search knows
+        self._removed: Step | None = None  # the last step, unless the settings of kinds have changed since it was made
         self._began_at = -_ANEW
 
     def begin(self, view: View, *, now: float) -> None:
@@ -92,7 +95,9 @@ class OldTasks:
         if now - self._began_at >= _ANEW:
             self._passed, self._began_at = {}, now
         kinds: dict[float, set[str]] = {}
-        for row in view.kinds():
+        rows = view.kinds()
+        self._change, self._removed = max((row.change for row in rows), default=0), None
+        for row in rows:
             if (settings := decoded(row)) is not None and settings.retention is not UNSET:
                 kinds.setdefault(settings.retention, set()).add(row.name)
         of_own = frozenset(kind for those in kinds.values() for kind in those)
@@ -103,6 +108,10 @@ class OldTasks:
 
     def step(self, view: View, *, now: float) -> Step | None:
         """Look for the next tasks, among `_LOOK` at most; None: all are looked at. `done` goes on to others."""
+        if view.kinds(after=self._change):
+            self.begin(view, now=now)  # and pass nothing: the tasks of the last step may not have been removed
+        elif self._removed is not None:
+            self._pass(self._removed)
         if not self._left:
             return None
         group = self._left[0]
@@ -114,10 +123,14 @@ class OldTasks:
         found = view.ended_of(group.kinds, others=group.others, until=last, after=after, limit=PURGE_BATCH)
         is_full = len(found) == PURGE_BATCH
         passed = found[-1] if is_full else max(after, Ending(last, _LAST_SEQ))
-        return Step(Removal([end.seq for end in found], until, "retention"), passed, is_full)
+        return Step(Removal([end.seq for end in found], until, "retention", self._change), passed, is_full)
 
     def done(self, step: Step) -> None:
         """Note that the tasks of this step are removed."""
+        self._removed = step
+
+    def _pass(self, step: Step) -> None:
+        self._removed = None
         self._passed[self._left[0]] = step.passed
         if not step.is_full:
             if self._window is None or self._window.is_last:
@@ -148,6 +161,8 @@ def remove(turn: UnitOfWork, removals: Sequence[Removal]) -> list[Purged]:
 
 
 def _removed(turn: UnitOfWork, removal: Removal) -> Purged:
+    if removal.change is not None and removal.change != turn.tx.last_kind_change():
+        return Purged(kinds={})
     rows = turn.tx.triggers_of(removal.seqs).values()
     old = [row for row in rows if row.ended_at is not None and row.status.ended and row.ended_at <= removal.until]
     turn.tx.remove([row.seq for row in old])

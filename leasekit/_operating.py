@@ -88,10 +88,12 @@ class Operating:
 
     def kind(self, kind: str) -> KindInfo | None:
         """Return the settings of a kind; None: it has none. Raises `LeasekitError` if the backend has none at all."""
+        _check_kind(kind)
         return self._call(partial(self._kind_directory.kind, kind))
 
     async def akind(self, kind: str) -> KindInfo | None:
         """Do what `kind` does, from an event loop."""
+        _check_kind(kind)
         return await self._acall(partial(self._kind_directory.kind, kind))
 
     def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
@@ -101,20 +103,24 @@ class Operating:
         Tasks that were scheduled before keep their options; `retention` counts for them too. Raises `Refused` for
         settings out of bounds and for kinds of names, and `LeasekitError` if the backend has no settings of kinds.
         """
+        _check_kind(kind)
         _check_settings(settings)
         return self._call(partial(self._kind_directory.set_kind, kind, settings))
 
     async def aset_kind(self, kind: str, settings: KindSettings) -> KindInfo:
         """Do what `set_kind` does, from an event loop."""
+        _check_kind(kind)
         _check_settings(settings)
         return await self._acall(partial(self._kind_directory.set_kind, kind, settings))
 
     def delete_kind(self, kind: str) -> None:
         """Remove the settings of a kind, if it has any: leasekit's defaults hold again. Its tasks stay."""
+        _check_kind(kind)
         self._call(partial(self._kind_directory.delete_kind, kind))
 
     async def adelete_kind(self, kind: str) -> None:
         """Do what `delete_kind` does, from an event loop."""
+        _check_kind(kind)
         await self._acall(partial(self._kind_directory.delete_kind, kind))
 
     def gates(self) -> list[GateInfo]:
@@ -438,6 +444,12 @@ class _Redriving:
             return selected
         done = {task.id: task for task in (await self.redrive(ids)).tasks}
         return Redriven(tasks=[done.get(task.id, task) for task in selected.tasks], cursor=selected.cursor)
+
+
+def _check_kind(kind: object) -> None:
+    """Raise TypeError if this is no kind."""
+    if not isinstance(kind, str):
+        raise TypeError(f"kinds are strings, got {type(kind).__name__}: give a string")
 
 
 def _check_settings(settings: object) -> None:

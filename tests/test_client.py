@@ -873,6 +873,18 @@ def test_what_is_no_settings_is_refused_before_it_is_sent() -> None:
         client.set_kind("k", {"priority": 0})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", [1, b"k", ["k"], None])
+def test_what_is_no_kind_is_refused_at_once(kind: Any) -> None:
+    """The adapter would fail on it at each try, as if the service were away."""
+    with leasekit.connect("http://127.0.0.1:1", retry_for=600) as client:
+        with pytest.raises(TypeError, match="kinds are strings"):
+            client.kind(kind)
+        with pytest.raises(TypeError, match="kinds are strings"):
+            client.delete_kind(kind)
+        with pytest.raises(TypeError, match="kinds are strings"):
+            client.set_kind(kind, KindSettings())
+
+
 def test_a_backend_without_settings_of_kinds_says_so() -> None:
     with leasekit.connect("sqs://queue?region=x") as client:
         for call in (client.kinds, lambda: client.kind("k"), lambda: client.delete_kind("k")):

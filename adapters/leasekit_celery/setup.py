@@ -5,17 +5,14 @@
 
 import logging
 import math
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from celery import Celery, Task, signals
-from celery.concurrency import get_implementation
-from celery.concurrency.prefork import TaskPool
-from celery.utils.imports import symbol_by_name
 
 import leasekit
 from leasekit import Client, ConfigError, LeasekitError, Refused, UnknownScheme, Untrusted
 from leasekit.registry import open_backend
-from leasekit_celery import children
+from leasekit_celery import children, refusals
 from leasekit_celery.children import end_process
 from leasekit_celery.copies import visibility_timeout
 from leasekit_celery.leased import LeasedTask, settle
@@ -23,6 +20,7 @@ from leasekit_celery.outage import Outage
 
 logger = logging.getLogger("leasekit.celery")
 
+_INSTALLED = "leasekit_installed"  # attribute of an app
 _PATIENCE = 5.0  # seconds for which calls are repeated while the service of the leases is away
 
 
@@ -31,8 +29,9 @@ def install(
 ) -> None:
     """Run the tasks of this app under leases of the service at `url`, which must keep names (SQS, for one, does not).
 
-    Call this right after the app was made, before its tasks are declared. The app's `task_cls` is kept. A task with a
-    `base` of its own has leases if that base derives from `LeasedTask`; a worker that starts warns of the others.
+    Call this right after the app was made, before its tasks are declared. The app's `task_cls`, or its `Task`, is kept.
+    A task with a `base` of its own has leases if that base derives from `LeasedTask`; a worker that starts warns of the
+    others.
 
     Raises `ConfigError` if tasks are in use already, or the service cannot keep names, `UnknownScheme`,
     `MissingDependency`.
@@ -52,7 +51,7 @@ def install(
         )
     if on_lost not in ("kill", "continue"):
         raise ConfigError(f"on_lost={on_lost!r} is not known: use 'kill' or 'continue'")
-    theirs: Any = symbol_by_name(app.task_cls)
+    theirs: Any = app.Task  # of its `task_cls`, or set by hand
     bases: tuple[Any, ...] = (theirs,) if issubclass(theirs, LeasedTask) else (LeasedTask, theirs)
     try:
         client = _client(url, ttl)
@@ -65,6 +64,7 @@ def install(
     options = {"leases": client, "outage": Outage(), "kills_lost": on_lost == "kill", "leased": leased}
     app.task_cls = type("Leased", bases, {"abstract": True, **options})
     vars(app).pop("Task", None)  # cached from the former class
+    setattr(app, _INSTALLED, True)
 
 
 def _client(url: str, ttl: float, **options: Any) -> Client:
@@ -75,21 +75,15 @@ def _client(url: str, ttl: float, **options: Any) -> Client:
 def _prepare_worker(sender: Any, **_: Any) -> None:
     """Check the process of a worker that starts, and prepare the leases of its pool processes."""
     task_class = sender.app.Task
-    if not issubclass(task_class, LeasedTask):
+    if not hasattr(task_class, "leases"):
+        if hasattr(sender.app, _INSTALLED):
+            refusals.refuse_task_class(sender.app)
         return
     signals.task_postrun.disconnect(settle)  # the last one again: handlers of the app's modules are before it
     signals.task_postrun.connect(settle)
-    leases, pool = task_class.leases, cast("type", get_implementation(sender.pool_cls))
-    try:
-        leases.check_process()
-    except ConfigError as error:
-        raise SystemExit(f"leasekit: {error}") from error  # Celery logs any other exception and goes on
-    if (leases.url or "").startswith("memory:") and issubclass(pool, TaskPool):
-        raise SystemExit(
-            "leasekit: each process of a prefork pool has leases of its own with memory://, and tasks would overlap: "
-            "use redis://, http:// or sqlite://, or -P threads"
-        )
-    if leases.url is not None and issubclass(pool, TaskPool):
+    leases = task_class.leases
+    refusals.check_pool(sender, leases)
+    if leases.url is not None and refusals.is_prefork(sender):
         notes = children.share_notes()
         options = {"watchdog": "auto", "last_resort": end_process} if task_class.kills_lost else {}
         task_class.leases = _client(leases.url, leases.heartbeats.ttl, hooks=[notes.hear], **options)
@@ -97,8 +91,9 @@ def _prepare_worker(sender: Any, **_: Any) -> None:
 
 def _look_at_service(instance: Any, **_: Any) -> None:
     """Log where the leases are. A worker also starts while their service is away, but not if that refuses it."""
-    if not issubclass(instance.app.Task, LeasedTask):
+    if not hasattr(instance.app.Task, "leases"):
         return
+    refusals.check_tasks(instance.app)
     without = _name_tasks_without_leases(instance.app)
     leases = instance.app.Task.leases
     _compare_retention(instance.app, leases)
@@ -108,7 +103,7 @@ def _look_at_service(instance: Any, **_: Any) -> None:
         with leasekit.connect(leases.url, retry_for=1) as client:
             client.get("leasekit")  # any id does
     except (Refused, Untrusted) as error:
-        raise SystemExit(f"leasekit: {error}") from error
+        refusals.refuse(error)
     except LeasekitError as error:
         instance.app.Task.outage.begins(before_tasks=True)
         logger.warning("no task runs before the service of the leases answers (%s): %s", where, error)

@@ -15,6 +15,7 @@ from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.app.trace import build_tracer
 from celery.canvas import Signature
+from celery.concurrency import solo
 from celery.exceptions import Ignore, OperationalError, Reject, SoftTimeLimitExceeded
 from celery.worker.request import Request
 from kombu.entity import Exchange, Queue
@@ -1056,6 +1057,66 @@ def test_a_pool_of_processes_is_refused_where_each_has_leases_of_its_own(pool: s
     refused = pytest.raises(SystemExit, match=r"each process of a prefork pool has leases of its own with memory://")
     with refused if pool == "prefork" else nullcontext():
         signals.worker_init.send(sender=type("Worker", (), {"app": app, "pool_cls": pool}))
+
+
+@pytest.mark.parametrize(
+    ("pool", "start_method", "said"),
+    [
+        ("prefork", "spawn", "start method 'spawn'"),
+        ("tests.adapters.brokers.test_celery_errors:Coroutines", "fork", "test_celery_errors.Coroutines is not a pool"),
+    ],
+)
+def test_a_worker_does_not_start_with_a_pool_that_cannot_have_leases(pool: str, start_method: str, said: str) -> None:
+    app = celery.Celery("shop", broker="memory://")
+    leasekit_celery.install(app, "redis://127.0.0.1:9")
+    worker = type("Worker", (), {"app": app, "pool_cls": pool, "pool_start_method": start_method})
+    with pytest.raises(SystemExit, match=rf"leasekit: .*{said}"):
+        signals.worker_init.send(worker)
+
+
+class Coroutines(solo.TaskPool):  # type: ignore[misc]  # celery has no types
+    """A pool of somebody else's, which may run several tasks at once."""
+
+
+@pytest.mark.parametrize("attribute", ["Task", "task_cls"])
+@pytest.mark.parametrize("base", [celery.Task, leasekit_celery.LeasedTask])
+def test_a_worker_does_not_start_if_its_app_was_given_another_task_class_since(attribute: str, base: type) -> None:
+    app = celery.Celery("shop", broker="memory://")
+    leasekit_celery.install(app, "memory://")
+    setattr(app, attribute, type("InContext", (base,), {"abstract": True}))
+    with pytest.raises(SystemExit, match=r"leasekit: app 'shop' was given another task class"):
+        signals.worker_init.send(type("Worker", (), {"app": app, "pool_cls": "solo"}))
+
+
+def test_a_task_class_that_was_set_on_the_app_is_kept() -> None:
+    app = celery.Celery("shop", broker="memory://")
+
+    class InContext(app.Task):  # type: ignore[misc,name-defined]
+        abstract = True
+
+    app.Task = InContext
+    leasekit_celery.install(app, "memory://")
+    assert issubclass(app.Task, InContext)
+    assert issubclass(app.Task, leasekit_celery.LeasedTask)
+
+
+def test_a_worker_does_not_start_with_a_task_that_collects_messages_unless_it_has_no_lease() -> None:
+    class Batches(leasekit_celery.LeasedTask):
+        abstract = True
+
+        def Strategy(self, *_: object) -> None: ...  # noqa: N802 - Celery's name
+
+    app = celery.Celery("shop", broker="memory://")
+    leasekit_celery.install(app, "memory://")
+
+    def job(_: object) -> None: ...
+
+    app.task(job, shared=False, name="m.some", base=Batches, leased=False)
+    worker = SimpleNamespace(app=app)
+    signals.celeryd_after_setup.send(sender="w", instance=worker, conf=app.conf)
+    app.task(job, shared=False, name="m.job", base=Batches)
+    with pytest.raises(SystemExit, match=r"leasekit: the class of m\.job has a Strategy of its own"):
+        signals.celeryd_after_setup.send(sender="w", instance=worker, conf=app.conf)
 
 
 def test_a_task_that_calls_itself_runs_under_the_lease_that_it_has(traced: Traced) -> None:

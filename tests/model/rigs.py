@@ -54,6 +54,7 @@ class Rig:
     looks_always = False  # each request takes back all leases that have ended; else claims do, and `look`
     restarts = True
     steps = True  # its wall clock may be stepped
+    has_gates = True
     gathers = False  # claims that are made together are served in order
     remembers = math.inf  # ttls of its claim for which a claim may be repeated
 
@@ -252,10 +253,17 @@ class _AnyOf(ForwardingScheduler):
     async def _call(self, name: str, /, *args: Any, **options: Any) -> Any:
         return await getattr(self._dice.choice(self._nodes), name)(*args, **options)
 
+    async def set_gate(self, **wanted: Any) -> Any:
+        return await self._call("set_gate", **wanted)
+
+    async def open_gate(self, **wanted: Any) -> None:
+        await self._call("open_gate", **wanted)
+
 
 class RedisRig(Rig):
     """A real Redis whose scripts see a clock that stands; the client's own clock is turned with it."""
 
+    has_gates = False
     remembers = 2.0
 
     def __init__(self, server: Server, prefix: str, patch: pytest.MonkeyPatch) -> None:

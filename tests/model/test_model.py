@@ -29,8 +29,10 @@ from msgspec import UNSET
 
 from harness.chaos import redis_clock
 from leasekit.errors import Unavailable
+from leasekit.server import due_tasks
+from leasekit.server.roles import gates
 from leasekit.server.store.postgres import wakes
-from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Task
+from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Status, Task
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit_redis import scripts
@@ -46,6 +48,7 @@ ENDED = {"success", "fatal_failure", "cancelled", "dead"}
 REDRIVABLE = {"dead", "fatal_failure"}
 WAITING = {"new", "enqueued", "retriable_failure"}
 OUTCOMES = ["success", "fatal", "retry", "release", "crash", "cancelled"]
+GATED = st.sampled_from([("kind", "k"), ("collection", "c"), ("collection", "c"), ("collection", "d")])
 PROGRESS = st.one_of(st.none(), st.tuples(st.integers(1, 9), st.one_of(st.none(), st.integers(0, 2))))  # value, number
 
 
@@ -74,6 +77,7 @@ class Model:
     was_extended: bool = False
     overdue_at: float | None = None
     key: str | None = None
+    collection: str | None = None
     status: str = "new"
     fence: int = 0
     attempt: int = 0
@@ -154,6 +158,17 @@ class Model:
 
 
 @dataclass
+class Closed:
+    """A gate that was closed."""
+
+    mode: str
+    until: float | None
+
+    def holds(self, now: float) -> bool:
+        return self.until is None or now < self.until
+
+
+@dataclass
 class Asked:
     """A claim that was answered."""
 
@@ -181,6 +196,8 @@ class Histories(RuleBasedStateMachine):
         self.held: list[Task] = []
         self.claims: list[Asked] = []
         self.redrives = 0
+        self.gates: dict[tuple[str, str], Closed] = {}
+        self.opened: set[tuple[str, str]] = set()  # gates that were opened since the service looked last
         self.ids = (f"t{number}" for number in itertools.count())
         self.run(rig.open())
 
@@ -189,14 +206,18 @@ class Histories(RuleBasedStateMachine):
 
     def ask(self, kind: str, *args: Any, lost: bool = False, **options: Any) -> Any:
         """What the service answers; where the answer is `lost`, the same is asked again."""
-        if self.rig.looks_always:
-            self.look()
+        self.look_if_it_looks()
         faulty: Any = Faulty(self.rig.service)  # type: ignore[arg-type]
         if lost:
             faulty.script(kind, faults.lose_answer)
             with suppress(Unavailable):
                 self.run(getattr(faulty, kind)(*args, **options))
         return self.run(getattr(faulty, kind)(*args, **options))
+
+    def look_if_it_looks(self) -> None:
+        if self.rig.looks_always:
+            self.look()
+            self.see_what_is_dropped()
 
     def teardown(self) -> None:
         self.run(self.rig.close())
@@ -212,6 +233,7 @@ class Histories(RuleBasedStateMachine):
         max_runtime=st.sampled_from([None, None, 15.0]),
         expiry=st.sampled_from(["crash", "retry"]),
         later=st.sampled_from([0.0, 0.0, 8.0]),
+        collection=st.sampled_from([None, None, "c", "d"]),
         lost=st.booleans(),
     )
     def schedule(self, count: int, later: float, again: bool, lost: bool, **options: Any) -> None:
@@ -224,7 +246,9 @@ class Histories(RuleBasedStateMachine):
         for answer in answers:
             known = self.tasks[answer.id]
             assert answer.created == (answer.id in ids and not lost), "S7"
-            assert answer.status == known.status or (known.is_leased and answer.status in ("claimed", "processing"))
+            is_dropped = answer.status == "cancelled" and self.may_be_dropped(known)
+            is_running = known.is_leased and answer.status in ("claimed", "processing")
+            assert answer.status == known.status or is_running or is_dropped
             assert not answer.conflict
 
     def task(self, task_id: str, *, ttls: Any, later: float, priority: int = 2, **options: Any) -> NewTask:
@@ -273,19 +297,102 @@ class Histories(RuleBasedStateMachine):
             answers = [self.ask("claim", ["k"], limit=limit, wait=0, claim_id=one, lost=lost) for one in ids]
         self.look()
         due = [(m.priority, m.due_at, m.number, name) for name, m in self.tasks.items() if self.is_ready(m)]
-        expected = [name for *_, name in sorted(due)][: limit * turns]
-        assert [task.id for answer in answers for task in answer.tasks] == expected, "S11"
+        granted = [task.id for answer in answers for task in answer.tasks]
+        expected = [name for *_, name in sorted(due) if name in granted or not self.may_come_later(self.tasks[name])]
+        assert granted == expected[: limit * turns], "S11"
         for claim_id, answer in zip(ids, answers, strict=True):
             self.claims.append(Asked(claim_id, answer.tasks, answer.waited, self.rig.instant))
             for task in answer.tasks:
                 self.granted(task)
+        if len(granted) < limit * turns and ("kind", "k") not in self.gates:
+            self.look_around()
+            assert not self.left_to_drop("collection"), "gates: claims end what is dropped"
 
     async def together(self, ids: list[str], limit: int) -> list[Any]:
         service: Any = self.rig.service
         return await asyncio.gather(*(service.claim(["k"], limit=limit, wait=0, claim_id=one) for one in ids))
 
     def is_ready(self, model: Model) -> bool:
-        return model.status in WAITING and model.due_at <= self.rig.now
+        return model.status in WAITING and model.due_at <= self.rig.now and self.gate_of(model) is None
+
+    def gate_of(self, model: Model) -> Closed | None:
+        """The gate behind which a task waits: that of its kind rather than that of its collection."""
+        gates = (self.gates.get(key) for key in (("kind", "k"), ("collection", model.collection or "")))
+        return next((gate for gate in gates if gate is not None and gate.holds(self.rig.now)), None)
+
+    def may_come_later(self, model: Model) -> bool:
+        """Whether its collection is open, but the service has not looked since: it may be parked still."""
+        key = ("collection", model.collection or "")
+        return key in self.opened or (key in self.gates and not self.gates[key].holds(self.rig.now))
+
+    def may_be_dropped(self, model: Model) -> bool:
+        gates = (self.gates.get(key) for key in (("kind", "k"), ("collection", model.collection or "")))
+        drops = any(gate is not None and gate.mode == "drop" and gate.holds(self.rig.now) for gate in gates)
+        return drops and model.status in WAITING and model.due_at <= self.rig.now
+
+    def left_to_drop(self, scope: str) -> list[str]:
+        """The due tasks behind a gate that drops them, which have not ended."""
+        self.see_what_is_dropped()
+        drops = {name for (of, name), gate in self.gates.items() if of == scope and gate.mode == "drop"}
+        return [
+            name
+            for name, model in self.tasks.items()
+            if model.status in WAITING and model.due_at <= self.rig.now and self.gate_of(model) is not None
+            if ("k" if scope == "kind" else model.collection) in drops
+        ]
+
+    def see_what_is_dropped(self) -> None:
+        """Behind a gate that drops them, due tasks end at some time."""
+        if not any(gate.mode == "drop" for gate in self.gates.values()):
+            return
+        for info in self.run(self.rig.service.list_tasks(status=Status.CANCELLED, limit=1000)).tasks:
+            model = self.tasks[info.id]
+            if model.status in WAITING:
+                assert self.may_be_dropped(model), "gates: only what is due, behind a gate that drops"
+                assert info.reason.startswith("dropped: why"), info.reason
+                model.status, model.reason, model.cancel_requested = "cancelled", info.reason, False
+
+    @precondition(lambda self: self.rig.has_gates)
+    @rule(
+        key=GATED,
+        mode=st.sampled_from(["pause", "pause", "drop"]),
+        span=st.sampled_from([None, None, 6.0, 15.0, -5.0]),
+        times=st.integers(1, 2),
+    )
+    def close(self, key: tuple[str, str], mode: str, span: float | None, times: int) -> None:
+        """Close a gate, in place of what it was; the same once more changes nothing."""
+        self.look_if_it_looks()
+        until = None if span is None else self.rig.now + span
+        moment = None if until is None else datetime.fromtimestamp(until, UTC)
+        service: Any = self.rig.service
+        for _ in range(times):
+            info = self.run(service.set_gate(**{key[0]: key[1]}, mode=mode, until=moment, reason="why"))
+            assert (info.kind or info.collection, info.mode) == (key[1], mode)
+        self.gates[key] = Closed(mode, until)
+        self.opened.discard(key)
+
+    @precondition(lambda self: self.rig.has_gates)
+    @rule(key=GATED, times=st.integers(1, 2))
+    def open(self, key: tuple[str, str], times: int) -> None:
+        self.look_if_it_looks()
+        service: Any = self.rig.service
+        for _ in range(times):
+            self.run(service.open_gate(**{key[0]: key[1]}))
+        if self.gates.pop(key, None) is not None:
+            self.opened.add(key)
+
+    @precondition(lambda self: self.gates)
+    @rule(restarts=st.booleans())
+    def open_all(self, restarts: bool) -> None:
+        """After all gates are open, every task that is due is granted, in order."""
+        self.look_around()
+        assert not self.left_to_drop("kind"), "gates: due tasks of a dropped kind end"
+        for key in list(self.gates):
+            self.open(key, times=1)
+        if restarts and self.rig.restarts:
+            self.restart()
+        self.look_around()
+        self.claim(limit=100, turns=1, lost=False)
 
     def granted(self, task: Task) -> None:
         model = self.tasks[task.id]
@@ -471,12 +578,17 @@ class Histories(RuleBasedStateMachine):
     def wait(self, seconds: float, looked: bool) -> None:
         self.run(self.rig.advance(seconds))
         if looked:
-            self.run(self.rig.look())
-            self.look()
+            self.look_around()
 
     def look(self) -> None:
         for model in self.tasks.values():
             self.settle_time(model)
+        if self.rig.looks_always:
+            self.note_what_has_opened()
+
+    def note_what_has_opened(self) -> None:
+        self.opened.clear()
+        self.gates = {key: gate for key, gate in self.gates.items() if gate.holds(self.rig.now)}
 
     def settle_time(self, model: Model) -> None:
         """Time has passed, and somebody looked."""
@@ -501,6 +613,7 @@ class Histories(RuleBasedStateMachine):
     def look_around(self) -> None:
         self.run(self.rig.look())
         self.look()
+        self.note_what_has_opened()
 
     # What holds
 
@@ -515,6 +628,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def every_task_is_what_it_should_be(self) -> None:
+        self.see_what_is_dropped()
         infos = self.ask("list_tasks", limit=1000).tasks
         expected_ids = sorted(self.tasks, key=lambda task_id: self.tasks[task_id].number)
         assert [info.id for info in infos] == expected_ids, "S5: nothing is lost"
@@ -524,6 +638,8 @@ class Histories(RuleBasedStateMachine):
             expected = (model.status, model.attempt, model.crashes, model.fence, model.progress)
             assert found == expected, (info.id, found, expected)
             assert (info.reason or "").partition(";")[0] == (model.reason or "")
+            gate = self.gate_of(model) if model.status in WAITING else None
+            assert (info.gate and info.gate.mode) == (gate and gate.mode)
 
 
 @pytest.fixture(scope="module")
@@ -553,7 +669,14 @@ def check(make: Callable[[], Rig], *, examples: int) -> None:
     run_state_machine_as_test(machine, settings=few)
 
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("small_steps")]
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tasks are many steps for gates."""
+    monkeypatch.setattr(gates, "STEP", 2)
+    monkeypatch.setattr(due_tasks, "_SHUT_OUT", 2)
 
 
 def test_memory() -> None:

@@ -241,6 +241,8 @@ class MemoryService:
         """Close or open a gate."""
         with self._turn() as turn:
             (info,) = gates.change(turn, [change])
+        with self._turn() as turn:
+            turn.kinds.read(turn.tx)  # for `_keep_gates`
         self._bell.ring()
         return info
 
@@ -262,9 +264,7 @@ class MemoryService:
 
     def _keep_gates(self, now: float) -> None:
         """Do what gates have to do by now, in a transaction of its own: a later one knows what this one commits."""
-        with self._store.view() as view:
-            has_gates = bool(view.gates())
-        if has_gates:
+        if self._kinds.gates.rows:
             with self._store.transaction() as tx:
                 gates.keep(self._begin(tx, now), most=sys.maxsize)
 

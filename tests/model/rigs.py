@@ -23,6 +23,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api
 from leasekit.server.http.app import Server as HttpServer
 from leasekit.server.store import Store
+from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.store.urls import open_store
 from leasekit.testing.memory import MemoryBackend, MemoryService
@@ -30,7 +31,7 @@ from leasekit_http import HttpBackend
 from leasekit_redis import claiming, clocks, connect, maintenance, renewing
 from tests.redis_server import Server
 
-__all__ = ["HttpRig", "Lease", "MemoryRig", "NodesRig", "PostgresRig", "RedisRig", "Rig", "SqliteRig"]
+__all__ = ["EngineRig", "HttpRig", "Lease", "MemoryRig", "NodesRig", "PostgresRig", "RedisRig", "Rig", "SqliteRig"]
 
 START = 1000.0
 
@@ -138,6 +139,17 @@ class SqliteRig(Rig):
             if lease.is_leased and not lease.was_extended:
                 lease.ends_at = self.instant + max(lease.ttls) * (1 + (lease.number % 100) / 1000)
                 lease.was_extended = True
+
+
+class EngineRig(SqliteRig):
+    """An engine over a store in memory, which outlives it."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+        self._kept = MemoryStore()
+
+    def _store(self) -> Store:
+        return self._kept
 
 
 class HttpRig(SqliteRig):

@@ -250,43 +250,4 @@ SERVICE: Mapping[str, Mutant] = {
         "test_a_kind_keeps_its_tasks_for_a_shorter_or_a_longer_time_than_the_store",
         why_test="no task of the simulation is as old as that",
     ),
-    # Gates ----------------------------------------------------------------------------------------------------------
-    "closed-kinds-claimed": Mutant(
-        "A claim takes tasks of a kind that is closed.",
-        Edit("server.unit_of_work:UnitOfWork.lanes", "self.gates.holding(KIND, self.now).keys()", "set()"),
-        test="tests/server/roles/test_gates.py::test_a_paused_kind_is_not_claimed_and_spends_no_attempt",
-        why_test="the kinds of the simulation are open",
-    ),
-    "changed-gates-not-read": Mutant(
-        "A node goes on with the gates that it has read first.",
-        Edit(
-            "server.store.kind_defaults:KindDefaults.read", "self.gates = Gates(tx.gates())", "self.gates = self.gates"
-        ),
-        test="tests/server/roles/test_gates.py::test_a_paused_kind_is_not_claimed_and_spends_no_attempt",
-        why_test="the kinds of the simulation are open",
-    ),
-    "claims-give-up-behind-parked-tasks": Mutant(
-        "A claim finds no task if more tasks of a closed collection come first than it may park in one transaction.",
-        Edit("server.roles.claims:_served", "due_tasks.sieve.is_full", "False"),
-        test="tests/server/roles/test_gates.py::test_a_claim_goes_on_behind_more_tasks_than_one_transaction_parks",
-        why_test="the tasks of the simulation have no collections",
-    ),
-    "parked-for-ever": Mutant(
-        "Parked tasks are not put back if there are more of them than one transaction takes.",
-        Edit("server.roles.gates:_open", "found < most", "True"),
-        test="tests/server/roles/test_gates.py::test_tasks_of_a_paused_collection_keep_their_order",
-        why_test="the tasks of the simulation have no collections",
-    ),
-    "parked-tasks-revived": Mutant(
-        "A task that ended while it was parked waits again when its collection is opened.",
-        Edit("server.roles.gates:_parked", "task.status in WAITING and task.next_trigger_at == PARKED_AT", "True"),
-        test="tests/server/roles/test_gates.py::test_a_parked_task_that_ends_is_not_put_back",
-        why_test="the tasks of the simulation have no collections",
-    ),
-    "gate-opens-without-a-word": Mutant(
-        "Claims that wait are not woken when the gate of their kind is opened.",
-        Edit("server.unit_of_work:UnitOfWork.opened", "self.ready(kind, self.now)", "pass"),
-        test="tests/server/roles/test_gates.py::test_a_waiting_claim_is_woken_when_the_gate_is_opened",
-        why_test="the kinds of the simulation are open",
-    ),
 }

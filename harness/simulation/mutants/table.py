@@ -1,8 +1,9 @@
 """The mutants, by name."""
 
 from harness.simulation.mutants.beyond import BEYOND
+from harness.simulation.mutants.gates import GATES
 from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.nodes import NODES
 from harness.simulation.mutants.service import SERVICE
 
-MUTANTS = {**HOLDER, **SERVICE, **NODES, **BEYOND}
+MUTANTS = {**HOLDER, **SERVICE, **NODES, **GATES, **BEYOND}

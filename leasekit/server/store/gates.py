@@ -19,10 +19,15 @@ class Gates:
 
     def __init__(self, rows: Sequence[GateRow] = ()) -> None:
         self.rows = rows
+        self._closed = {
+            of: {row.name: row for row in rows if row.scope == of and row.mode != OPEN} for of in (KIND, COLLECTION)
+        }
+        self._opening = any(row.until is not None for row in rows)  # at least one, by itself
 
-    def holding(self, scope: str, now: float) -> dict[str, GateRow]:
+    def holding(self, scope: str, now: float) -> Mapping[str, GateRow]:
         """Return the gates that hold now, by the names of what is closed."""
-        return {row.name: row for row in self.rows if row.scope == scope and row.holds(now)}
+        closed = self._closed[scope]
+        return {name: row for name, row in closed.items() if row.holds(now)} if self._opening else closed
 
     def passing(self, counts: Mapping[str, int], now: float) -> Mapping[str, int]:
         """Return the counts of those of these kinds that are open."""

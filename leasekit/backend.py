@@ -86,6 +86,9 @@ class Capabilities:
     id, which the adapter tells apart by their tokens."""
     dependencies: bool = False
     """A task may be scheduled `after` others, in any order; False: such a task is refused."""
+    keys: bool = False
+    """The due tasks of a kind and priority are granted one of each `key` in turn; False: a task with a key is
+    refused."""
 
 
 class Backend(Protocol):

@@ -194,6 +194,8 @@ class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
 
     retention: Annotated[float, Meta(ge=60, le=10 * 365 * 86400)] | UnsetType = UNSET
     """Seconds for which ended tasks of the kind are kept, in place of the store's `retention`."""
+    fair: bool | UnsetType = UNSET
+    """Whether a task without a `key` has its collection as key. Default: false."""
 
 
 class KindInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -267,6 +269,9 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
     """JSON, up to 1 MiB."""
     collection: Name | None = None
     """A name under which the task can be listed."""
+    key: Name | None = None
+    """Whose task it is, a tenant for example: the due tasks of a kind and priority are started one of each key in
+    turn. None: the kind's settings say (`fair`)."""
     at: Annotated[datetime, Meta(tz=True)] | None = None
     """The task does not start before this instant."""
     delay: Seconds | None = None
@@ -304,6 +309,7 @@ class TaskOptions(TaskDefaults, total=False):
     id: str
     at: datetime
     delay: float | timedelta
+    key: str | None
     after: list[str]
     dedupe_key: str | None
     enqueue_timeout: float
@@ -488,6 +494,8 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """When the task was due, or is due next."""
     collection: str | None = None
     """As it was scheduled."""
+    key: str | None = None
+    """As it was scheduled, or the collection where the kind is `fair`."""
     payload: Any = None
     """As it was scheduled."""
     progress: Any = None

@@ -117,7 +117,7 @@ class RedisBackend:
 
     async def claim_name(self, task: NewTask, *, claim_id: str) -> Claimed:
         if self._link.is_one_server:
-            (item,) = checked(ScheduleRequest, {"tasks": [task]}, dependencies=True).tasks
+            (item,) = checked(ScheduleRequest, {"tasks": [task]}, dependencies=True, keys=False).tasks
             asked = ClaimRequest(worker=self._worker, kinds=[task.kind], limit=1, wait=0, claim_id=claim_id)
             self._ensure_maintenance()
             claimed = await self._claims.claim_name(asked, new_record(item, task.kind), soon=round(1000 * INTERVAL))
@@ -137,7 +137,9 @@ class RedisBackend:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         if not settlements:
             return []
-        items = checked(ResultsRequest, {"worker": self._worker, "results": settlements}, dependencies=True).results
+        items = checked(
+            ResultsRequest, {"worker": self._worker, "results": settlements}, dependencies=True, keys=False
+        ).results
         with bearing():
             return await self._renewing.settle(items)
 
@@ -148,7 +150,7 @@ class RedisBackend:
         """
         if not tasks:
             return []
-        items = checked(ScheduleRequest, {"tasks": tasks}, dependencies=True).tasks
+        items = checked(ScheduleRequest, {"tasks": tasks}, dependencies=True, keys=False).tasks
         self._ensure_maintenance()
         return await self._intake.schedule(items)
 

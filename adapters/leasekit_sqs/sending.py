@@ -64,6 +64,8 @@ def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[st
             found.append((field, str(error)))
     if task.after:
         found.append(("after", "SQS knows no dependencies: schedule this task when the task before it has ended"))
+    if task.key is not None:
+        found.append(("key", "SQS takes one of each MessageGroupId in turn: give the tenant as `collection`"))
     if task.collection is not None and " " in task.collection:
         found.append(("collection", "a collection becomes the MessageGroupId, which must not contain spaces"))
     if task.dedupe_key is not None and not is_fifo:

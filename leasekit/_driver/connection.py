@@ -99,10 +99,12 @@ class Connection:
         raise LeasekitError(f"{name} accepts no work: schedule what follows elsewhere")
 
     def check_dependencies(self, task: NewTask) -> None:
-        """Raise `LeasekitError` if `task` has dependencies (`after`) and the backend does not support them."""
+        """Raise `LeasekitError` if `task` has dependencies (`after`) or a `key` that the backend does not support."""
+        name = type(self.backend).__name__
         if task.after and not self.backend.capabilities.dependencies:
-            name = type(self.backend).__name__
             raise LeasekitError(f"{name} has no dependencies (`after`): have the task before schedule this one")
+        if task.key is not None and not self.backend.capabilities.keys:
+            raise LeasekitError(f"{name} has no fair shares: schedule the task without `key`")
 
     def gauges(self) -> Mapping[str, float]:
         if self.forked or self.closed:

@@ -27,6 +27,7 @@ ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})  # outcomes that may 
 
 _NULL = b"null"
 _NO_DEPENDENCIES = "needs dependencies, which this service lacks: schedule this task from the one before, with `then`"
+_NO_KEYS = "needs fair shares by key, which this service lacks: leave the key out"
 _OWN_DEPENDENCY = "names the task itself: it would never be ready"
 _NO_JSON = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _decode = msgspec.json.Decoder().decode
@@ -45,16 +46,19 @@ def read(body: bytes, request_type: type[Any]) -> Any:
     """Decode and check a request of this type. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
     if len(body) > wire.MAX_NAMES:
         _check_shape(body)
-    return _decode_and_check(body, request_type, dependencies=False)
+    return _decode_and_check(body, request_type, dependencies=False, keys=True)
 
 
-def checked(request_type: type[_R], body: Mapping[str, Any], *, dependencies: bool = False) -> _R:
+def checked(
+    request_type: type[_R], body: Mapping[str, Any], *, dependencies: bool = False, keys: bool = True
+) -> _R:
     """Check a request of this process as a server would, and return it with users' values as bytes.
 
-    `dependencies`: whether this service keeps tasks that wait for others. Raises `Refused`.
+    `dependencies`: whether this service keeps tasks that wait for others; `keys`: whether it shares claims out among
+    the keys of tasks. Raises `Refused`.
     """
     try:
-        return _decode_and_check(_encode(body), request_type, dependencies=dependencies)
+        return _decode_and_check(_encode(body), request_type, dependencies=dependencies, keys=keys)
     except Refused:
         raise
     except _NO_JSON as error:
@@ -75,26 +79,26 @@ def check_limit(field: str, count: object) -> None:
         raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
 
 
-def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False) -> None:
-    """Raise `Refused` if a payload is too big, too deep or not JSON, or a task has impossible dependencies."""
-    errors = _Errors(dependencies=dependencies)
+def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False, keys: bool = True) -> None:
+    """Raise `Refused` if a payload is too big, too deep or not JSON, or a task has an impossible dependency or key."""
+    errors = _Errors(dependencies=dependencies, keys=keys)
     for item, task in enumerate(tasks):
         errors.check_task(item, "", task)
     errors.refuse()
 
 
-def check_beats(beats: Sequence[Beat], *, dependencies: bool = False) -> None:
-    """Raise `Refused` if a progress is too big, nested too deep or not JSON; `dependencies` has no effect here."""
-    errors = _Errors(dependencies=dependencies)
+def check_beats(beats: Sequence[Beat], *, dependencies: bool = False, keys: bool = True) -> None:
+    """Raise `Refused` if a progress is too big, nested too deep or not JSON; the options have no effect here."""
+    errors = _Errors(dependencies=dependencies, keys=keys)
     for item, beat in enumerate(beats):
         if beat.progress is not UNSET:
             errors.check_value(item, "progress", beat.progress, wire.MAX_PROGRESS)
     errors.refuse()
 
 
-def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool = False) -> None:
+def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool = False, keys: bool = True) -> None:
     """Raise `Refused` if a value or a successor does not fit, or if an outcome must not have successors."""
-    errors = _Errors(dependencies=dependencies)
+    errors = _Errors(dependencies=dependencies, keys=keys)
     for item, settlement in enumerate(settlements):
         errors.check_value(item, "result", settlement.result, wire.MAX_PAYLOAD)
         errors.check_value(item, "error", settlement.error, wire.MAX_ERROR)
@@ -135,8 +139,9 @@ def shortened(text: str) -> str:
 class _Errors:
     """The faults of one batch: each check adds those that it finds, and `refuse` raises all of them as a `Refused`."""
 
-    def __init__(self, *, dependencies: bool) -> None:
+    def __init__(self, *, dependencies: bool, keys: bool) -> None:
         self._dependencies = dependencies
+        self._keys = keys
         self._faults: list[dict[str, Any]] = []
         self._nodes = 0
 
@@ -161,6 +166,8 @@ class _Errors:
             self.add(item, f"{field_prefix}after", _NO_DEPENDENCIES)
         elif task.id in task.after:
             self.add(item, f"{field_prefix}after", _OWN_DEPENDENCY)
+        if task.key is not None and not self._keys:
+            self.add(item, f"{field_prefix}key", _NO_KEYS)
 
     def _fault(self, raw: bytes, most: int) -> str | None:
         """Return why a value does not fit; raise if it is not JSON, or if the values together have too many parts."""
@@ -306,11 +313,11 @@ _CHECKS: dict[type[Any], tuple[str, Callable[..., None]]] = {
 }
 
 
-def _decode_and_check(body: bytes, request_type: type[_R], *, dependencies: bool) -> _R:
+def _decode_and_check(body: bytes, request_type: type[_R], *, dependencies: bool, keys: bool) -> _R:
     request: _R = _decode_request(body, request_type)
     if type(request) in _CHECKS:
         batch, check = _CHECKS[type(request)]
-        check(getattr(request, batch), dependencies=dependencies)
+        check(getattr(request, batch), dependencies=dependencies, keys=keys)
     return request
 
 

@@ -12,11 +12,11 @@ from leasekit.backend import checked
 from leasekit.cli import options, output
 from leasekit.cli.errors import WRONG_USAGE, fail, spoken
 from leasekit.cli.service import connected
-from leasekit.cli.settings_text import FORMS, UNSET_WORD, all_shown, differences, parsed, shown
+from leasekit.cli.settings_text import BY_DEFAULT, FORMS, UNSET_WORD, all_shown, differences, parsed, shown
 from leasekit.client import Client
 from leasekit.errors import ConfigError, LeasekitError, Refused
 from leasekit.named import PREFIXES
-from leasekit.task import DEFAULTS, KindInfo, KindSettings
+from leasekit.task import KindInfo, KindSettings
 from leasekit.wire import OneKind, given
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def _print_one(kind: str, info: KindInfo | None, *, as_json: bool) -> None:
     for name in FORMS:
         if name in settings:
             output.print_line([name, shown(name, settings[name]), "kind"])
-        elif hasattr(DEFAULTS, name):
-            output.print_line([name, shown(name, getattr(DEFAULTS, name)), "default"])
+        elif name in BY_DEFAULT:
+            output.print_line([name, shown(name, BY_DEFAULT[name]), "default"])
         else:
             output.print_line([name, "", "service"])

@@ -58,6 +58,7 @@ After = Annotated[
     typer.Option(metavar="ID", help="Not before the task with this id has succeeded; may be given several times."),
 ]
 DedupeKey = Annotated[str | None, typer.Option(help="One task for each kind and key.")]
+Key = Annotated[str | None, typer.Option(help="Whose task it is: claims take one task of each key in turn.")]
 Collection = Annotated[str | None, typer.Option(help="A name under which the task can be listed.")]
 MaxAttempts = Annotated[
     int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit. Default: 25.")
@@ -94,6 +95,7 @@ def schedule(
     after: After = None,
     dedupe_key: DedupeKey = None,
     collection: Collection = None,
+    key: Key = None,
     max_attempts: MaxAttempts = None,
     retry_wait: RetryWait = None,
     max_crashes: MaxCrashes = None,
@@ -115,7 +117,7 @@ def schedule(
     if timeout is not None and not wait:
         raise typer.BadParameter("it limits --wait, which is not given", param_hint="--timeout")
     given = {
-        "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "at": at, "delay": delay,
+        "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "key": key, "at": at, "delay": delay,
         "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
         "max_crashes": max_crashes, "max_runtime": max_runtime, "claim_timeout": claim_timeout,
         "heartbeat_timeout": heartbeat_timeout, "priority": priority, "expiry": expiry, "max_attempts": max_attempts,

@@ -30,10 +30,14 @@ FORMS = {
     "retry": "waits as 10,60,10m, or exponential, polynomial, or JSON",
     "dedupe_window": "0 to 10 years, as 60 or 7d, or none for no end",
     "retention": "a minute to 10 years, as 12h or 7d",
+    "fair": "true (the collection of a task is its key) or false",
 }
 """How each setting is written."""
 _WORDS = {"priority": int, "max_attempts": int, "max_crashes": int, "expiry": str}
 _WITH_NONE = {"max_attempts", "max_runtime", "claim_timeout", "dedupe_window"}
+_FLAGS = {"fair"}
+BY_DEFAULT: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in DEFAULTS.__struct_fields__} | {"fair": False}
+"""What holds where a kind does not set it; of what is missing, the service decides."""
 _POLICIES = {"exponential": Exponential(), "polynomial": Polynomial()}
 
 
@@ -49,7 +53,7 @@ def parsed(name: str, value: object) -> Any:
     if name not in FORMS:
         raise ConfigError(unknown(name))
     with suppress(ConfigError, Refused, ValueError, TypeError):
-        meant = _typed(name, value.strip()) if isinstance(value, str) else _listed(value)
+        meant = _typed(name, value.strip()) if isinstance(value, str) else _listed(name, value)
         return getattr(checked(KindRequest, {name: meant}), name)
     raise ConfigError(f"{name} cannot be {value!r}: write {FORMS[name]}")
 
@@ -59,6 +63,8 @@ def _typed(name: str, text: str) -> Any:
         return None
     if name in _WORDS:
         return _WORDS[name](text)
+    if name in _FLAGS:
+        return msgspec.json.decode(text)
     return _policy(text) if name == "retry" else duration(name, text)
 
 
@@ -70,12 +76,12 @@ def _policy(text: str) -> Any:
     return FixedDelays(waits=[duration("a wait", wait.strip()) for wait in text.split(",")])
 
 
-def _listed(value: object) -> Any:
-    """Return a value of a TOML file; a list is one of waits, and a time or a bool is none of any setting."""
+def _listed(name: str, value: object) -> Any:
+    """Return a value of a TOML file; a list is one of waits, and a time is none of any setting."""
     if isinstance(value, list):
         return FixedDelays(waits=[_seconds(wait) for wait in cast("list[object]", value)])
-    if isinstance(value, bool):
-        raise TypeError("a bool is no setting")
+    if isinstance(value, bool) and name not in _FLAGS:
+        raise TypeError("a bool is no number")
     return value
 
 
@@ -88,6 +94,8 @@ def shown(name: str, value: Any) -> str:
     match value:
         case None:
             return _NONE
+        case bool():
+            return str(value).lower()
         case FixedDelays():
             return ",".join(map(_span, value.waits))
         case Exponential() | Polynomial():
@@ -121,5 +129,4 @@ def differences(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> li
 def _shown_in(name: str, settings: Mapping[str, Any]) -> str:
     if name in settings:
         return shown(name, settings[name])
-    default = getattr(DEFAULTS, name, None)
-    return f"{UNSET_WORD} ({shown(name, default)})" if hasattr(DEFAULTS, name) else UNSET_WORD
+    return f"{UNSET_WORD} ({shown(name, BY_DEFAULT[name])})" if name in BY_DEFAULT else UNSET_WORD

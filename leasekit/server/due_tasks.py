@@ -4,7 +4,9 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
+from leasekit.server.fair_lane import FairLane, Queue
 from leasekit.server.store import GateRow, Lane, Trigger
 from leasekit.server.store.gates import COLLECTION
 from leasekit.server.unit_of_work import UnitOfWork
@@ -24,9 +26,18 @@ class DueTasks:
         due = [lane for lane in turn.lanes(kinds) if lane.due_at <= turn.now]
         self.sieve = _Sieve(turn)
         chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
-        self._readers: dict[str, list[_LaneReader]] = {}
-        for lane in due:
-            self._readers.setdefault(lane.kind, []).append(_LaneReader(turn, lane, chunk, self.sieve))
+        readers: dict[tuple[int, str], _Reader] = {}
+        self._fair: list[FairLane] = []
+        for lane in sorted(due, key=lambda lane: lane.has_keys):
+            if not lane.has_keys:
+                readers[lane[:2]] = _LaneReader(turn, lane, chunk, self.sieve)
+                continue
+            fair = FairLane(turn, lane, wanted=wanted, sieve=self.sieve, unkeyed=readers.get(lane[:2]))
+            readers[lane[:2]] = fair
+            self._fair.append(fair)
+        self._readers: dict[str, list[_Reader]] = {}
+        for (_, kind), reader in readers.items():
+            self._readers.setdefault(kind, []).append(reader)
 
     def take(self, kinds: Iterable[str], limit: int) -> list[Trigger]:
         """Take up to `limit` tasks of these kinds: the lowest priority number first, then the longest due."""
@@ -44,6 +55,19 @@ class DueTasks:
         for row in reversed(rows):
             reader = next(reader for reader in self._readers[row.kind] if reader.priority == row.priority)
             reader.put_back(row)
+
+    def close(self) -> None:
+        """Charge the keys of the tasks that were taken; call this after these were saved."""
+        for lane in self._fair:
+            lane.close()
+
+
+class _Reader(Queue, Protocol):
+    """The due tasks of one lane, in the order in which they are started."""
+
+    priority: int
+
+    def take(self, limit: int) -> list[Trigger]: ...
 
 
 class _Sieve:
@@ -107,7 +131,7 @@ def _due_and_seq(row: Trigger) -> tuple[float, int]:
     return (row.next_trigger_at or 0.0, row.seq)
 
 
-def _take_oldest(readers: Sequence[_LaneReader], limit: int) -> list[Trigger]:
+def _take_oldest(readers: Sequence[_Reader], limit: int) -> list[Trigger]:
     if len(readers) == 1:
         return readers[0].take(limit)
     heads = [(head, number) for number, reader in enumerate(readers) if (head := reader.head()) is not None]

@@ -44,7 +44,7 @@ from leasekit.task import (
 class DirectBackend:
     """A backend with all protocols of `leasekit.backend`, over the engine that a subclass returns from `_engine`."""
 
-    capabilities = Capabilities(max_batch=wire.MAX_BATCH, max_claim=wire.MAX_BATCH)
+    capabilities = Capabilities(max_batch=wire.MAX_BATCH, max_claim=wire.MAX_BATCH, keys=True)
 
     def __init__(self, *, worker: str) -> None:
         self.worker = worker

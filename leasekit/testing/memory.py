@@ -256,6 +256,7 @@ class MemoryService:
             with self._store.transaction() as tx:
                 turn = self._begin(tx, now)
                 consumer.reap(turn, limit=sys.maxsize)
+                tx.tend_shares(limit=100)
                 retention.remove_old(turn, keep=RETENTION)
                 retention.forget_claims(turn)
                 yield turn

@@ -61,6 +61,8 @@ _LOCKED = 0.25  # seconds until tasks that another node has locked are looked at
 def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     """Grant due tasks to claims in order of arrival: the most urgent tasks first, then the longest due.
 
+    Where tasks have keys, those of one kind and priority are granted one of each key in turn.
+
     Tasks that are left, and the times when the next ones are due, are noted as ready, for the claims that are parked.
     """
     answers = _repeated(turn, [item for item in requests if (item.is_new or turn.is_repeated) and not item.is_gone])
@@ -169,6 +171,7 @@ def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Ans
         grants = [(row.seq, row.token or "") for row in rows]
         memories.append(ClaimMemory(request.worker, request.claim_id, turn.now, waited, grants))
     turn.tx.remember_claims(memories)
+    due_tasks.close()
     return answers
 
 

@@ -21,10 +21,14 @@ REAP_BATCH = 200  # leases that are expired in one transaction, at most: reaping
 _FOLLOW_BATCH = 5000  # renewed leases that are sorted again in one transaction, at most
 
 
+_SHARE_BATCH = 1000  # keys that one transaction forgets, and tasks with keys that it checks, at most
+
+
 def look(turn: UnitOfWork) -> int:
-    """Do the consumer's regular work: sort leases that were renewed by their new ends, and expire ended ones."""
+    """Do the consumer's regular work: sort renewed leases by their new ends, tend shares, and expire ended leases."""
     turn.kinds.read(turn.tx)  # so that this node knows of gates within a period, also if it does nothing else
     turn.tx.follow_leases(now=turn.instant, limit=_FOLLOW_BATCH)
+    turn.tx.tend_shares(limit=_SHARE_BATCH)
     return reap(turn)
 
 

@@ -108,16 +108,25 @@ class _Intake:
         seq = turn.tx.allocate_seqs(len(self._new))
         entities: list[Entity] = []
         rows: list[Trigger] = []
+        keys: dict[int, str] = {}
         for task_id, payload, digest, task, settings in self._new:
             at = _due_at(task, turn.now)
             turn.ready(task.kind, at)
             entities.append(_entity(seq, task_id, payload, digest, task, settings, at=at, now=turn.now))
             rows.append(_row(seq, task_id, task, settings, at=at, now=turn.now))
+            if (key := self._key_of(task)) is not None:
+                keys[seq] = key
             turn.tell("scheduled", rows[-1])
             seq += 1
-        turn.tx.add(entities, rows)
+        turn.tx.add(entities, rows, keys)
         if self._new_firsts:
             turn.tx.set_dedupes(list(self._new_firsts.values()))
+
+    def _key_of(self, task: NewTask) -> str | None:
+        """Return the key of a task; a task that stands for a name has none."""
+        if task.key is not None:
+            return None if task.kind.startswith(PREFIXES) else task.key
+        return task.collection if task.kind in self._turn.kinds.fair else None
 
     def _add(self, task: NewTask) -> Scheduled:
         task_id = task.id or next(self._ids)
@@ -288,10 +297,12 @@ def _infos(view: View, rows: Sequence[Trigger], *, history: bool, now: float, ga
     for start in range(0, len(rows), _PAGE_STEP):
         step = rows[start : start + _PAGE_STEP]
         seqs = [row.seq for row in step]
-        entities, progress = view.entities(seqs), view.progress(seqs)
+        entities, progress, keys = view.entities(seqs), view.progress(seqs), view.keys(seqs)
         for row in step:
             runs = view.last_runs(row.seq, limit=_HISTORY if history else 1)
             info = _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
+            if row.seq in keys:
+                info = replace(info, key=keys[row.seq])
             if row.next_trigger_at == PARKED_AT:
                 info = replace(info, at=moment(view.parked_tasks([row.seq]).get(row.seq, entities[row.seq].at)))
             if row.status in WAITING and (gate := gates.of(row.kind, info.collection, now)) is not None:

@@ -17,8 +17,9 @@ from leasekit._lifecycle.transitions import NO_LIMITS, end_run
 from leasekit._lifecycle.validation import checked
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
+from leasekit.server.fair_lane import FairLane
 from leasekit.server.roles.frontend import LAST_MOMENT, gate_info
-from leasekit.server.store import GateRow, Trigger, View
+from leasekit.server.store import GateRow, Lane, Trigger, View
 from leasekit.server.store.gates import COLLECTION, DROP, KIND, OPEN, PARKED_AT
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import GateInfo
@@ -179,10 +180,17 @@ def _drop_lanes(turn: UnitOfWork, row: GateRow, most: int) -> int:
     ended = 0
     for lane in turn.tx.lanes([row.name]):
         if lane.due_at <= turn.now and ended < most:
-            rows = turn.tx.ready(lane, now=turn.now, after=_FIRST, limit=most - ended)
+            rows = _first(turn, lane, most - ended)
             _drop(turn, [(task, row) for task in rows])
             ended += len(rows)
     return ended
+
+
+def _first(turn: UnitOfWork, lane: Lane, most: int) -> list[Trigger]:
+    """Take the first due tasks of a lane."""
+    if lane.has_keys:
+        return FairLane(turn, lane, wanted=most).take(most)
+    return turn.tx.ready(lane, now=turn.now, after=_FIRST, limit=most)
 
 
 def _drop_parked(turn: UnitOfWork, row: GateRow, most: int) -> int:

@@ -21,7 +21,7 @@ from leasekit.task import Status
 __all__ = [
     "MESSAGE", "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Company", "Contended", "Content", "Dedupe",
     "Ending", "Entity", "Filter", "GateRow", "Holding", "KindRow", "Lane", "Limits", "Locked", "Node", "NodeRow",
-    "Reading", "Run", "SharedStore", "SharedTx", "Space", "Store", "Trigger", "Tx", "View", "shifted",
+    "Reading", "Run", "Share", "SharedStore", "SharedTx", "Space", "Store", "Trigger", "Tx", "View", "shifted",
 ]  # fmt: skip
 
 
@@ -162,11 +162,19 @@ class Holding(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The waiting tasks of one kind and priority, and when the first task is due."""
+    """The waiting tasks of one kind and priority that have keys, or those that have none, and when the first is due."""
 
     priority: int
     kind: str
     due_at: float
+    has_keys: bool = False
+
+
+class Share(NamedTuple):
+    """A key of a lane, and its virtual time: how many tasks were taken from it, counted from where it joined."""
+
+    taken: float
+    key: str
 
 
 class Ending(NamedTuple):
@@ -336,6 +344,10 @@ class View(Protocol):
         """Return when those of these tasks were due that a gate has parked."""
         ...
 
+    def keys(self, seqs: Collection[int]) -> dict[int, str]:
+        """Return the keys of these tasks; tasks without one are left out."""
+        ...
+
     def free_names(self, *, until: float, limit: int) -> list[int]:
         """Return up to `limit` waiting tasks that stand for names (`named`, `once`) and have been due since `until`."""
         ...
@@ -352,8 +364,8 @@ class Tx(View, Protocol):
         """Reserve `count` consecutive `seq`s, larger than all before, and return the first."""
         ...
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
-        """Insert new tasks."""
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = ...) -> None:
+        """Insert new tasks; `keys` has those of tasks that have one. Raises `Refused` if there is no room for keys."""
         ...
 
     def unlocked_triggers(self, ids: Collection[str]) -> tuple[dict[str, Trigger], Collection[str]]:
@@ -407,7 +419,39 @@ class Tx(View, Protocol):
         ...
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
-        """Return up to `limit` due tasks of a lane, sorted by (next_trigger_at, seq), those after `after` only."""
+        """Return up to `limit` due tasks of a lane, sorted by (next_trigger_at, seq), those after `after` only.
+
+        The lane is one of tasks without keys.
+        """
+        ...
+
+    def active_shares(self, lane: Lane, *, after: Share, limit: int) -> list[Share]:
+        """Return the first `limit` shares of a lane behind this one, sorted, that have joined for their due tasks."""
+        ...
+
+    def joining_shares(self, lane: Lane, *, now: float, limit: int) -> list[Share]:
+        """Return about `limit` shares of a lane that have due tasks and have not joined; some of them perhaps have."""
+        ...
+
+    def share(self, lane: Lane, key: str) -> Share:
+        """Return the share of a key; one that is not known has taken nothing."""
+        ...
+
+    def queued(
+        self, lane: Lane, after: Mapping[str, tuple[float, int]], *, now: float, limit: int
+    ) -> dict[str, list[Trigger]]:
+        """Return up to `limit` due tasks of each of these keys, sorted like those of `ready`, those after `after`."""
+        ...
+
+    def charge(self, lane: Lane, taken: Mapping[str, int], *, base: float, now: float) -> None:
+        """Count tasks as taken from these keys. A key joins at `base` if it is behind, and owes one task at most.
+
+        It stays as long as it has due tasks.
+        """
+        ...
+
+    def tend_shares(self, *, limit: int) -> None:
+        """Do a bounded part of the upkeep: forget keys without tasks that owe nothing, and mend what is damaged."""
         ...
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:

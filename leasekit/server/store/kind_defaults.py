@@ -38,6 +38,7 @@ class KindDefaults:
     def __init__(self) -> None:
         self._change = 0
         self._of_kind: dict[str, CompleteSettings] = {}
+        self.fair: set[str] = set()  # the kinds in which a collection is the key of its tasks
         self.gates = Gates()  # as of the last `read`, also for other threads
 
     def read(self, tx: Tx) -> Mapping[str, CompleteSettings]:
@@ -48,8 +49,11 @@ class KindDefaults:
                 self.clear()
             for row in tx.kinds(after=self._change):
                 self._of_kind.pop(row.name, None)
+                self.fair.discard(row.name)
                 if (settings := decoded(row)) is not None:
                     self._of_kind[row.name] = effective(settings)
+                    if settings.fair is True:
+                        self.fair.add(row.name)
             self.gates = Gates(tx.gates())
             self._change = last
         return self._of_kind
@@ -58,4 +62,5 @@ class KindDefaults:
         """Forget all."""
         self._change = 0
         self._of_kind = {}
+        self.fair = set()
         self.gates = Gates()

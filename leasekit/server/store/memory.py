@@ -1,6 +1,7 @@
 """A store in memory, for `memory://`, tests and simulations; its tasks end with the process."""
 
 import bisect
+import math
 import threading
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from leasekit.server.store import (
     Lane,
     Limits,
     Run,
+    Share,
     Store,
     Trigger,
     Tx,
@@ -40,6 +42,8 @@ from leasekit.task import Status
 _Due = tuple[float, int]  # a next trigger time, and the `seq` of its task
 _K = TypeVar("_K")
 _V = TypeVar("_V")
+_NO_KEYS: Mapping[int, str] = {}
+_NONE_TAKEN = (0.0, False)
 
 
 class MemoryStore(Store):
@@ -85,7 +89,10 @@ class _Tables:
         # Sorted by next trigger time, so that claims and the reaper find their tasks without a scan of all tasks.
         self.leases: list[_Due] = []
         self.ended: list[_Due] = []  # by the end of the task
-        self.lanes: dict[str, dict[int, list[_Due]]] = {}  # kind → priority → waiting tasks
+        self.lanes: dict[str, dict[int, list[_Due]]] = {}  # kind → priority → waiting tasks without keys
+        self.keys: dict[int, str] = {}
+        self.queues: dict[tuple[int, str], dict[str, list[_Due]]] = {}  # lane → key → waiting tasks
+        self.shares: dict[tuple[int, str], dict[str, tuple[float, bool]]] = {}  # taken, and whether it has joined
         self.progress: dict[int, Checkpoint] = {}
         self.runs: dict[int, dict[int, Run]] = {}
         self.dedupes: dict[tuple[str, str], Dedupe] = {}
@@ -104,6 +111,7 @@ class _Tables:
         self._unindex(self.triggers.pop(seq))
         entity = self.entities.pop(seq)
         del self.seqs[row.id]
+        self.keys.pop(seq, None)
         self.progress.pop(seq, None)
         self.runs.pop(seq, None)
         key = (entity.kind, entity.dedupe_key or "")
@@ -124,7 +132,10 @@ class _Tables:
         if (at := _place_of(row)) is not None:
             listed = self._index_of(row)
             del listed[bisect.bisect_left(listed, (at, row.seq))]
-            if not listed and (lanes := self.lanes.get(row.kind)) and lanes.get(row.priority) is listed:
+            if not listed and row.seq in self.keys and (queues := self.queues.get((row.priority, row.kind))):
+                if queues.get(self.keys[row.seq]) is listed:
+                    del queues[self.keys[row.seq]]
+            elif not listed and (lanes := self.lanes.get(row.kind)) and lanes.get(row.priority) is listed:
                 del self.lanes[row.kind][row.priority]
                 if not lanes:
                     del self.lanes[row.kind]
@@ -134,6 +145,8 @@ class _Tables:
             return self.ended
         if row.status in LEASED:
             return self.leases
+        if row.seq in self.keys:
+            return self.queues.setdefault((row.priority, row.kind), {}).setdefault(self.keys[row.seq], [])
         return self.lanes.setdefault(row.kind, {}).setdefault(row.priority, [])
 
 
@@ -194,14 +207,27 @@ class _MemoryView(View):
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         lanes = self._tables.lanes
-        return sorted(
+        unkeyed = [
             Lane(priority, kind, waiting[0][0])
             for kind in kinds
             for priority, waiting in lanes.get(kind, {}).items()
             if waiting
-        )
+        ]
+        keyed = [
+            Lane(*lane, min(waiting[0][0] for waiting in queues.values()), has_keys=True)
+            for lane, queues in self._tables.queues.items()
+            if lane[1] in kinds and queues
+        ]
+        return sorted(unkeyed + keyed)
+
+    def keys(self, seqs: Collection[int]) -> dict[int, str]:
+        return _chosen(self._tables.keys, seqs)
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
+        if lane.has_keys:
+            ats = [at for waiting in self._tables.queues.get(lane[:2], {}).values() for at, _ in waiting][:most]
+            due = sum(at <= now for at in ats)
+            return due, len(ats) - due
         waiting = self._tables.lanes.get(lane.kind, {}).get(lane.priority, [])
         due = bisect.bisect_right(waiting, now, key=lambda item: item[0])
         return min(due, most), min(len(waiting) - due, most)
@@ -271,7 +297,9 @@ class _MemoryTx(_MemoryView, Tx):
         self._tables.last_seq += count
         return first
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
+        for seq, key in keys.items():
+            self._put(self._tables.keys, seq, key)
         for entity in entities:
             if entity.id in self._tables.seqs:
                 raise ValueError(f"there is a task {entity.id!r} already")
@@ -329,6 +357,43 @@ class _MemoryTx(_MemoryView, Tx):
         waiting = self._tables.lanes.get(lane.kind, {}).get(lane.priority, [])
         first = bisect.bisect_right(waiting, after)
         return self._due(waiting, first, first + limit, now=now)
+
+    def active_shares(self, lane: Lane, *, after: Share, limit: int) -> list[Share]:
+        of_lane = self._tables.shares.get(lane[:2], {})
+        return sorted(
+            share for key, (taken, active) in of_lane.items() if active and (share := Share(taken, key)) > after
+        )[:limit]
+
+    def joining_shares(self, lane: Lane, *, now: float, limit: int) -> list[Share]:
+        shares, queues = self._tables.shares.get(lane[:2], {}), self._tables.queues.get(lane[:2], {})
+        due = (key for key, waiting in queues.items() if waiting[0][0] <= now and not shares.get(key, _NONE_TAKEN)[1])
+        return [self.share(lane, key) for key in islice(due, limit)]
+
+    def share(self, lane: Lane, key: str) -> Share:
+        return Share(self._tables.shares.get(lane[:2], {}).get(key, _NONE_TAKEN)[0], key)
+
+    def queued(
+        self, lane: Lane, after: Mapping[str, tuple[float, int]], *, now: float, limit: int
+    ) -> dict[str, list[Trigger]]:
+        queues = self._tables.queues.get(lane[:2], {})
+        firsts = {key: bisect.bisect_right(queues.get(key, []), last) for key, last in after.items()}
+        return {key: self._due(queues.get(key, []), at, at + limit, now=now) for key, at in firsts.items()}
+
+    def charge(self, lane: Lane, taken: Mapping[str, int], *, base: float, now: float) -> None:
+        shares, queues = self._tables.shares.setdefault(lane[:2], {}), self._tables.queues.get(lane[:2], {})
+        for key, count in taken.items():
+            was, active = shares.get(key, (base, False))
+            start = was if active else min(max(was, base), base + 1)
+            waiting = queues.get(key)
+            self._put(shares, key, (start + count, bool(waiting) and waiting[0][0] <= now))
+
+    def tend_shares(self, *, limit: int) -> None:
+        for lane, shares in self._tables.shares.items():
+            queues = self._tables.queues.get(lane, {})
+            base = min((taken for taken, active in shares.values() if active), default=math.inf)
+            idle = (key for key, (taken, _) in shares.items() if taken <= base and key not in queues)
+            for key in list(islice(idle, limit)):
+                self._drop(shares, key)
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:
         return self._due(self._tables.leases, 0, limit, now=now)

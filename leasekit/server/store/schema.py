@@ -189,6 +189,57 @@ parked = sa.Table(
 )
 sa.Index("ix_parked_seq", parked.c.seq)
 
+QUEUED_AT = 253_402_260_000.0
+"""The `next_trigger_at` of a task with a key that waits: later than any task can be scheduled, or is parked."""
+
+# A task with a key. While it waits, `next_trigger_at` of its `trigger` is `QUEUED_AT`, and this table says when it is
+# due: so it is in none of the queues of tasks without keys, which cost what they did before there were keys.
+keyed = sa.Table(
+    "keyed",
+    metadata,
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("due_at", sa.Double),  # null: the task does not wait
+)
+
+
+def is_queued() -> ColumnElement[bool]:
+    return keyed.c.due_at.is_not(None)
+
+
+_LANE_OF_KEYED = (keyed.c.kind, keyed.c.priority)
+sa.Index("ix_keyed_queued", *_LANE_OF_KEYED, keyed.c.key, keyed.c.due_at, keyed.c.seq, sqlite_where=is_queued())
+
+# A key of a lane that has waiting tasks, or has taken more tasks than others. The key of tasks without one is ''.
+share = sa.Table(
+    "share",
+    metadata,
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("taken", sa.Double, nullable=False),
+    sa.Column("active", sa.Boolean, nullable=False),  # it has joined for its due tasks
+    sa.Column("due_at", sa.Double),  # when its first task is due; null: it has none
+    sa.PrimaryKeyConstraint("kind", "priority", "key"),
+    sqlite_with_rowid=False,
+)
+
+
+def is_joining() -> ColumnElement[bool]:
+    return sa.and_(sa.not_(share.c.active), share.c.due_at.is_not(None))
+
+
+def is_idle() -> ColumnElement[bool]:
+    return share.c.due_at.is_(None)
+
+
+_LANE_OF_SHARE = (share.c.kind, share.c.priority)
+sa.Index("ix_share_active", *_LANE_OF_SHARE, share.c.taken, share.c.key, sqlite_where=share.c.active)
+sa.Index("ix_share_joining", *_LANE_OF_SHARE, share.c.due_at, sqlite_where=is_joining())
+sa.Index("ix_share_idle", *_LANE_OF_SHARE, share.c.taken, sqlite_where=is_idle())
+
 # As Alembic itself would create it, with one row.
 version = sa.Table(
     "alembic_version",

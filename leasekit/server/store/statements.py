@@ -17,15 +17,21 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 
 from leasekit.named import PREFIXES
 from leasekit.server.store.schema import (
+    QUEUED_AT,
     claim,
     dedupe,
     gate,
+    is_idle,
+    is_joining,
     is_leased,
+    is_queued,
     is_waiting,
+    keyed,
     kind,
     parked,
     progress,
     run,
+    share,
     store,
     task,
     trigger,
@@ -231,8 +237,8 @@ _IN_LANE = (is_waiting(), trigger.c.kind == bindparam("kind"), trigger.c.priorit
 FOLLOWING = Statement(select(func.min(trigger.c.seq)).where(trigger.c.seq > bindparam("after")))
 PRECEDING = Statement(select(func.max(trigger.c.seq)).where(trigger.c.seq < bindparam("after")))
 COUNT_DUE, COUNT_LATER = (
-    Statement(select(func.count()).select_from(select(sa.literal(1)).where(*_IN_LANE, when).limit(_MOST).subquery()))
-    for when in (_NOW >= _DUE, _NOW < _DUE)
+    Statement(select(func.count()).select_from(select(sa.literal(1)).where(*_IN_LANE, *when).limit(_MOST).subquery()))
+    for when in ((_NOW >= _DUE,), (_NOW < _DUE, _DUE < QUEUED_AT))
 )
 EXPIRED = Statement(
     select(*STATE)
@@ -298,6 +304,99 @@ def _lanes() -> sa.Select[Any, Any, Any]:
 
 
 LANES = Statement(_lanes())
+
+
+def _keyed_lanes() -> sa.Select[Any, Any, Any]:
+    kinds, priorities = _listed("kinds", sa.Text()), _listed("priorities", sa.Integer())
+    of_lane = (share.c.kind == kinds.c.value, share.c.priority == priorities.c.value)
+    firsts = (
+        select(share.c.due_at).where(*of_lane, state).order_by(order).limit(literal(1)).scalar_subquery()
+        for state, order in ((share.c.active, share.c.taken), (is_joining(), share.c.due_at))
+    )
+    first = func.coalesce(*firsts, type_=sa.Double)
+    return select(priorities.c.value, kinds.c.value, first).select_from(priorities.join(kinds, literal(value=True)))
+
+
+KEYED_LANES = Statement(_keyed_lanes())
+_OF_LANE = (share.c.kind == bindparam("kind"), share.c.priority == bindparam("priority"))
+_SHARE = (share.c.taken, share.c.key)
+ACTIVE_SHARES = Statement(
+    select(*_SHARE)
+    .where(
+        *_OF_LANE,
+        share.c.active,
+        tuple_(*_SHARE) > tuple_(bindparam("after_taken", type_=sa.Double), bindparam("after_key", type_=sa.Text)),
+    )
+    .order_by(*_SHARE)
+    .limit(_MOST)
+)
+JOINING_SHARES = Statement(
+    select(*_SHARE).where(*_OF_LANE, is_joining(), _NOW >= share.c.due_at).order_by(share.c.due_at).limit(_MOST)
+)
+SHARES = Statement(select(*_SHARE).where(*_OF_LANE, _is_one_of(share.c.key, "keys")))
+KEYED = Statement(select(keyed).where(_is_one_of(keyed.c.seq, "seqs")))
+_IN_QUEUE = (keyed.c.kind == bindparam("kind"), keyed.c.priority == bindparam("priority"), is_queued())
+QUEUED = Statement(
+    select(*(keyed.c.due_at if column is _END else column for column in STATE))
+    .join_from(keyed, trigger, trigger.c.seq == keyed.c.seq)
+    .where(
+        *_IN_QUEUE,
+        keyed.c.key == bindparam("key", type_=sa.Text),
+        _NOW >= keyed.c.due_at,
+        tuple_(keyed.c.due_at, keyed.c.seq)
+        > tuple_(bindparam("after_due", type_=sa.Double), bindparam("after_seq", type_=sa.BigInteger)),
+        is_waiting(),
+        _DUE == QUEUED_AT,  # else another version of leasekit has changed the task
+    )
+    .order_by(keyed.c.due_at, keyed.c.seq)
+    .limit(_MOST)
+    .with_for_update(of=trigger, skip_locked=True, key_share=True)
+)
+_SOME_QUEUED = select(keyed.c.due_at).where(*_IN_QUEUE).limit(_MOST).subquery()
+COUNT_QUEUED = Statement(
+    select(func.count(), func.coalesce(func.sum(sa.case((_SOME_QUEUED.c.due_at <= _NOW, 1), else_=0)), 0))
+)
+ADD_KEYED = Insert(keyed)
+SAVE_KEYED = Update(keyed.c.seq, first=4)
+DROP_KEYED = Statement(sa.delete(keyed).where(_is_one_of(keyed.c.seq, "seqs")))
+_RIVAL = share.alias()
+_FORGOTTEN = (
+    select(*share.primary_key)
+    .where(
+        is_idle(),
+        share.c.taken
+        <= func.coalesce(
+            select(func.min(_RIVAL.c.taken))
+            .where(_RIVAL.c.kind == share.c.kind, _RIVAL.c.priority == share.c.priority, _RIVAL.c.active)
+            .scalar_subquery(),
+            share.c.taken,
+        ),
+    )
+    .limit(_MOST)
+    .with_for_update(skip_locked=True)
+)
+FORGET_SHARES = Statement(sa.delete(share).where(tuple_(*share.primary_key).in_(_FORGOTTEN)))
+"""Delete keys without tasks that owe nothing, or that nobody competes with."""
+_PAGE = (
+    select(keyed)
+    .where(keyed.c.seq > bindparam("after", type_=sa.BigInteger))
+    .order_by(keyed.c.seq)
+    .limit(_MOST)
+    .subquery()
+)
+_IN_ORDER = sa.and_(trigger.c.owner.is_(None), _DUE == QUEUED_AT)
+LOST = Statement(
+    select(_PAGE.c.seq, _PAGE.c.kind, _PAGE.c.priority, _PAGE.c.key, _PAGE.c.due_at, func.coalesce(_IN_ORDER, sa.false()))
+    .join_from(_PAGE, trigger, trigger.c.seq == _PAGE.c.seq, isouter=True)
+    .join(
+        share,
+        sa.and_(*(share.c[name] == _PAGE.c[name] for name in ("kind", "priority", "key"))),
+        isouter=True,
+    )
+    .where(_PAGE.c.due_at.is_not(None), sa.or_(share.c.due_at.is_(None), sa.not_(_IN_ORDER)))
+)
+"""Of a page of tasks with keys, those that wait and are in no share, or of which only `keyed` says that they wait."""
+END_OF_PAGE = Statement(select(func.max(_PAGE.c.seq)))
 
 
 def _greater(first: sa.ColumnElement[float], second: sa.ColumnElement[float]) -> sa.ColumnElement[float]:

@@ -21,13 +21,15 @@ from leasekit.server.store import (
     Lane,
     Limits,
     Run,
+    Share,
     Trigger,
     Tx,
     View,
     damage,
 )
 from leasekit.server.store import statements as sql
-from leasekit.server.store.schema import task, trigger
+from leasekit.server.store.keyed import Charge, KeyedTasks, Place, with_due_times
+from leasekit.server.store.schema import QUEUED_AT, task, trigger
 from leasekit.task import Status
 
 _PRIORITIES = range(5)
@@ -36,6 +38,7 @@ _encode = msgspec.json.encode
 _decode_grants = msgspec.json.Decoder(list[tuple[int, str]]).decode
 _decode_anchor = msgspec.json.Decoder(Anchor).decode
 _astuple = msgspec.structs.astuple
+_NO_KEYS: Mapping[int, str] = {}
 
 
 class Session(Protocol):
@@ -136,11 +139,21 @@ class SqlView(View):
         return damage.statuses(self._session.rows(sql.Statement(query)))
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        rows = self._session.rows(sql.LANES, kinds=kinds, priorities=_PRIORITIES)
-        return sorted(Lane(*row) for row in rows if damage.is_number(row[2]))
+        unkeyed = self._lanes(sql.LANES, kinds, has_keys=False)
+        return sorted([lane for lane in unkeyed if lane.due_at < QUEUED_AT] + self._keyed_lanes(kinds))
+
+    def _keyed_lanes(self, kinds: Collection[str]) -> list[Lane]:
+        return self._lanes(sql.KEYED_LANES, kinds, has_keys=True)
+
+    def _lanes(self, statement: sql.Statement, kinds: Collection[str], *, has_keys: bool) -> list[Lane]:
+        rows = self._session.rows(statement, kinds=kinds, priorities=_PRIORITIES)
+        return [Lane(*row, has_keys) for row in rows if damage.is_number(row[2])]
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
         of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
+        if lane.has_keys:
+            ((count, of_these_due),) = self._session.rows(sql.COUNT_QUEUED, **of)
+            return of_these_due, count - of_these_due
         due, later = (self._session.rows(statement, **of)[0][0] for statement in (sql.COUNT_DUE, sql.COUNT_LATER))
         return due, later
 
@@ -153,11 +166,21 @@ class SqlView(View):
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return dict(self._session.rows(sql.PARKED_TASKS, seqs=seqs))
 
+    def keys(self, seqs: Collection[int]) -> dict[int, str]:
+        return {row[0]: row[3] for row in self._session.rows(sql.KEYED, seqs=seqs) if isinstance(row[3], str)}
+
     def free_names(self, *, until: float, limit: int) -> list[int]:
         return [row[0] for row in self._session.rows(sql.FREE_NAMES, now=until, most=limit)]
 
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
-        return damage.triggers(rows)[0]
+        return with_due_times(self._session, damage.triggers(rows)[0])[0]
+
+
+class Walk:
+    """How far the upkeep has looked through the tasks with keys."""
+
+    def __init__(self) -> None:
+        self.after = 0
 
 
 class SqlTx(SqlView, Tx):
@@ -165,15 +188,18 @@ class SqlTx(SqlView, Tx):
 
     _renewal = sql.RENEW
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, walk: Walk, *, has_keys: bool = True) -> None:
         super().__init__(session)
+        self._has_keys = has_keys  # whether there are the tables of keys
+        self._keyed = KeyedTasks(session)
+        self._walk = walk
         self._firsts: set[tuple[str, str]] = set()  # the keys of which this transaction has seen the first tasks
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
         self._session.insert(sql.ADD_TASKS, [_astuple(entity) for entity in entities])
         rows = [
             (row.seq, row.id, row.kind, row.priority, row.claim_timeout, row.heartbeat_timeout, *_values(row))
-            for row in triggers
+            for row in self._keyed.add(triggers, keys)
         ]
         self._session.insert(sql.ADD_TRIGGERS, rows)
 
@@ -196,7 +222,10 @@ class SqlTx(SqlView, Tx):
         return {row[0]: Limits(*row[1:]) for row in self._session.rows(sql.LIMITS, seqs=seqs)}
 
     def save(self, triggers: Sequence[Trigger]) -> None:
-        self._session.update(sql.SAVE, [(*_values(row), row.seq) for row in triggers])
+        self._session.update(sql.SAVE, [(*_values(row), row.seq) for row in self._queued(triggers)])
+
+    def _queued(self, triggers: Sequence[Trigger]) -> Sequence[Trigger]:
+        return self._keyed.save(triggers) if self._has_keys else triggers
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         if seqs:
@@ -207,9 +236,10 @@ class SqlTx(SqlView, Tx):
     def end(self, seqs: Collection[int], status: Status, *, now: float) -> None:
         if seqs:
             self._session.run(sql.END, seqs=seqs, to_status=status.value, now=now)
+            self._keyed.end(seqs)
 
     def remove(self, seqs: Collection[int]) -> None:
-        for statement in sql.REMOVE:
+        for statement in (*sql.REMOVE, sql.DROP_KEYED) if self._has_keys else sql.REMOVE:
             self._session.run(statement, seqs=seqs)
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
@@ -223,6 +253,62 @@ class SqlTx(SqlView, Tx):
             most=limit,
         )
         return [row for row in self._decoded(rows) if row.next_trigger_at is not None]
+
+    def _keyed_lanes(self, kinds: Collection[str]) -> list[Lane]:
+        return super()._keyed_lanes(kinds) + self._keyed.lanes(kinds)
+
+    def active_shares(self, lane: Lane, *, after: Share, limit: int) -> list[Share]:
+        of = {"kind": lane.kind, "priority": lane.priority, "after_taken": after.taken, "after_key": after.key}
+        return _shares(self._session.rows(sql.ACTIVE_SHARES, **of, most=limit))
+
+    def joining_shares(self, lane: Lane, *, now: float, limit: int) -> list[Share]:
+        of = {"kind": lane.kind, "priority": lane.priority}
+        known = _shares(self._session.rows(sql.JOINING_SHARES, **of, now=now, most=limit))
+        new = self._keyed.keys(lane) - {share.key for share in known}
+        if new:
+            joined = {share.key: share for share in _shares(self._session.rows(sql.SHARES, **of, keys=new))}
+            known += [joined.get(key, Share(0.0, key)) for key in sorted(new)]
+        return known
+
+    def share(self, lane: Lane, key: str) -> Share:
+        rows = self._session.rows(sql.SHARES, kind=lane.kind, priority=lane.priority, keys=[key])
+        return next(iter(_shares(rows)), Share(0.0, key))
+
+    def queued(
+        self, lane: Lane, after: Mapping[str, tuple[float, int]], *, now: float, limit: int
+    ) -> dict[str, list[Trigger]]:
+        found: dict[str, list[Trigger]] = {}
+        for key, rows in self._queues(lane, after, now=now, limit=limit).items():
+            found[key] = [row for row in self._decoded(rows) if row.next_trigger_at is not None]
+            self._keyed.note(lane, key, found[key])
+        return found
+
+    def _queues(
+        self, lane: Lane, after: Mapping[str, tuple[float, int]], *, now: float, limit: int
+    ) -> dict[str, list[tuple[Any, ...]]]:
+        """Return the rows of `queued`."""
+        raise NotImplementedError
+
+    def charge(self, lane: Lane, taken: Mapping[str, int], *, base: float, now: float) -> None:
+        self._keyed.charge(lane, taken, base=base, now=now)
+
+    def finish(self) -> None:
+        """Write what the transaction has changed of shares; the last step before the commit."""
+        if changes := self._keyed.changes():
+            self._write_shares(changes)
+
+    def _write_shares(self, changes: Sequence[Charge]) -> None:
+        """Change shares, or add them. Those of which nothing was taken, and that have tasks, may stay as they are."""
+        raise NotImplementedError
+
+    def tend_shares(self, *, limit: int) -> None:
+        if not self._has_keys:
+            return
+        self._session.run(sql.FORGET_SHARES, most=limit)
+        page = {"after": self._walk.after, "most": limit}
+        lost = self._session.rows(sql.LOST, **page)
+        self._keyed.forget({row[0]: Place(*row[1:4]) for row in lost}, {row[0] for row in lost if row[5]})
+        self._walk.after = self._session.rows(sql.END_OF_PAGE, **page)[0][0] or 0
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:
         rows = self._decoded(self._session.rows(sql.EXPIRED, now=now, most=limit))
@@ -318,7 +404,11 @@ class SqlTx(SqlView, Tx):
         if damaged:
             self.save(damaged)
             damage.log(damaged)
-        return tasks
+        return self._keyed.read(tasks)
+
+
+def _shares(rows: Sequence[tuple[Any, ...]]) -> list[Share]:
+    return [Share(*row) for row in rows if damage.is_number(row[0]) and isinstance(row[1], str)]
 
 
 def _ended(wanted: Filter, until: float, *columns: ColumnElement[Any]) -> Select[Any]:

@@ -8,16 +8,18 @@ Rule 3: counts of tasks are kept as what each node has added and taken, so that 
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import fields
 
 from leasekit.errors import Refused
-from leasekit.server.store import Anchor, Contended, Entity, GateRow, KindRow, Node, Reading, Trigger, damage
+from leasekit.server.store import Anchor, Contended, Entity, GateRow, KindRow, Lane, Node, Reading, Trigger, damage
 from leasekit.server.store import statements as sql
+from leasekit.server.store.keyed import Charge
 from leasekit.server.store.postgres.session import PostgresSession, array
-from leasekit.server.store.tx import SqlTx, SqlView
+from leasekit.server.store.schema import QUEUED_AT, trigger
+from leasekit.server.store.tx import SqlTx, SqlView, Walk
 from leasekit.task import Status
 
 # Each write transaction has the first lock together with others, one that changes kinds or gates has it alone. Two that
@@ -31,14 +33,52 @@ _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
 _LOCK_WAITS = (0.005, 0.015, 0.03)  # seconds between looks at rows that other nodes may have locked for a moment
 _SEQ, _KIND, _STATUS = map([field.name for field in fields(Trigger)].index, ("seq", "kind", "status"))  # in a row
+_NO_KEYS: Mapping[int, str] = {}
+_COLUMNS = ", ".join(
+    "keyed.due_at" if column.name == "next_trigger_at" else f'trigger."{column.name}"'
+    for column in trigger.c
+    if column is not trigger.c.lease_until
+)
+_QUEUES = f"""
+SELECT queue.* FROM unnest(%s::text[], %s::float8[], %s::bigint[]) AS after(key, due_at, seq), LATERAL (
+    SELECT {_COLUMNS}, keyed.key FROM leasekit.keyed JOIN leasekit.trigger USING (seq)
+    WHERE keyed.kind = %s AND keyed.priority = %s AND keyed.key = after.key AND keyed.due_at <= %s
+        AND (keyed.due_at, keyed.seq) > (after.due_at, after.seq)
+        AND trigger.owner IS NULL AND trigger.next_trigger_at = {QUEUED_AT}
+    ORDER BY keyed.due_at, keyed.seq LIMIT %s FOR NO KEY UPDATE OF trigger SKIP LOCKED
+) AS queue"""  # noqa: S608
+# Adds those that are not there yet, and locks all, in one order: the condition keeps the others as they are.
+_LOCK_SHARES = """
+INSERT INTO leasekit.share AS old (kind, priority, key, taken, active)
+SELECT new.*, 0, false FROM unnest(%s::text[], %s::int[], %s::text[]) AS new(kind, priority, key) ORDER BY 1, 2, 3
+ON CONFLICT (kind, priority, key) DO UPDATE SET taken = old.taken WHERE false"""
+# A statement of its own, so that it sees what other writers have queued before they gave up the lock.
+_CHANGE_SHARES = """
+UPDATE leasekit.share AS old SET due_at = new.due_at,
+    active = new.due_at IS NOT NULL AND CASE WHEN new.now IS NULL THEN old.active ELSE new.due_at <= new.now END,
+    taken = CASE WHEN new.base IS NULL OR old.active THEN old.taken
+        ELSE least(greatest(old.taken, new.base), new.base + 1) END + new.taken
+FROM (
+    SELECT *, (
+        SELECT min(keyed.due_at) FROM leasekit.keyed
+        WHERE keyed.kind = one.kind AND keyed.priority = one.priority AND keyed.key = one.key
+            AND keyed.due_at IS NOT NULL
+    ) AS due_at
+    FROM unnest(%s::text[], %s::int[], %s::text[], %s::int[], %s::float8[], %s::float8[])
+        AS one(kind, priority, key, taken, base, now)
+) AS new
+WHERE old.kind = new.kind AND old.priority = new.priority AND old.key = new.key
+    AND NOT (new.base IS NULL AND (old.active AND new.due_at IS NOT NULL OR old.due_at IS NOT DISTINCT FROM new.due_at))
+"""
 _STATUSES = {status.value: status for status in Status}
 _RESTART_WAITS = (*_LOCK_WAITS, 0.2, 0.2, 0.5, 1.0)  # the same, for leases that are restarted
 
 
 class Block:
-    """The numbers that a node has reserved and not used yet."""
+    """The numbers that a node has reserved and not used yet, and how far it has looked through the tasks with keys."""
 
     def __init__(self) -> None:
+        self.walk = Walk()
         self.next = self.end = 0
         self.since = 0.0
 
@@ -71,6 +111,12 @@ class PostgresView(SqlView):
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return super().parked_tasks(seqs) if self._has_kinds() else {}
 
+    def keys(self, seqs: Collection[int]) -> dict[int, str]:
+        return super().keys(seqs) if self._has_kinds() else {}
+
+    def _keyed_lanes(self, kinds: Collection[str]) -> list[Lane]:
+        return super()._keyed_lanes(kinds) if self._has_kinds() else []
+
     def _has_kinds(self) -> bool:
         return self.execute(_HAS_KINDS) == [(True,)]
 
@@ -82,7 +128,7 @@ class PostgresTx(SqlTx, PostgresView):
     """A transaction of one of several writers. `SharedTx` describes the methods."""
 
     def __init__(self, session: PostgresSession, node: Node, block: Block, reading: Reading) -> None:
-        super().__init__(session)
+        super().__init__(session, block.walk, has_keys=reading.kind_change is not None)
         self._connection = session.connection
         self._node = node
         self._block = block
@@ -121,7 +167,8 @@ class PostgresTx(SqlTx, PostgresView):
         )
 
     def finish(self) -> None:
-        """Write what the transaction has changed of the counts."""
+        """Write what the transaction has changed of the shares, then of the counts."""
+        super().finish()
         changed = [(kind, status.value, tasks) for (kind, status), tasks in self._changes.items() if tasks]
         if changed:
             kinds, statuses, tasks = map(array, zip(*sorted(changed), strict=True))
@@ -154,8 +201,10 @@ class PostgresTx(SqlTx, PostgresView):
             time.sleep(wait)
         return found, left
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
-        super().add(entities, triggers)
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
+        if keys and not self._has_keys:
+            raise Refused("the tables of the database have no room for keys of tasks: run `leasekit migrate`")
+        super().add(entities, triggers, keys)
         for row in triggers:
             self._move(row.seq, row.kind, row.status)
 
@@ -211,6 +260,24 @@ class PostgresTx(SqlTx, PostgresView):
         for row in rows:
             self._states.setdefault(row[_SEQ], (row[_KIND], _STATUSES.get(row[_STATUS], Status.DEAD)))
         return super()._decoded(rows)
+
+    def _has_kinds(self) -> bool:
+        return self._has_keys
+
+    def _queues(
+        self, lane: Lane, after: Mapping[str, tuple[float, int]], *, now: float, limit: int
+    ) -> dict[str, list[tuple[Any, ...]]]:
+        keys, due, seqs = array(after), *map(array, zip(*after.values(), strict=True))
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        for *row, key in self.execute(_QUEUES, keys, due, seqs, lane.kind, lane.priority, now, limit):
+            found.setdefault(key, []).append(tuple(row))
+        return found
+
+    def _write_shares(self, changes: Sequence[Charge]) -> None:
+        places = list(map(array, zip(*(change.place for change in changes), strict=True)))
+        values = list(map(array, zip(*(change[1:] for change in changes), strict=True)))
+        self._connection.execute(_LOCK_SHARES, places)
+        self._connection.execute(_CHANGE_SHARES, (*places, *values))
 
     def last_kind_change(self) -> int:
         return self._reading.kind_change or 0

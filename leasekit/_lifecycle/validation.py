@@ -49,9 +49,7 @@ def read(body: bytes, request_type: type[Any]) -> Any:
     return _decode_and_check(body, request_type, dependencies=False, keys=True)
 
 
-def checked(
-    request_type: type[_R], body: Mapping[str, Any], *, dependencies: bool = False, keys: bool = True
-) -> _R:
+def checked(request_type: type[_R], body: Mapping[str, Any], *, dependencies: bool = False, keys: bool = True) -> _R:
     """Check a request of this process as a server would, and return it with users' values as bytes.
 
     `dependencies`: whether this service keeps tasks that wait for others; `keys`: whether it shares claims out among

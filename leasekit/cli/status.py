@@ -122,7 +122,8 @@ class _Task:
         error = "error" if task.status.ended or task.status in WAITING else "error_of_the_run_before"
         facts: dict[str, object] = {
             "id": task.id, "kind": task.kind, "status": task.status, "priority": task.priority,
-            "collection": task.collection, "key": task.key, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
+            "collection": task.collection, "key": task.key,
+            "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
             **{name: moment(at) for name in _TIMES if (at := getattr(task, name)) is not None},
             "running_for": running_for(task), "worker": task.worker,
             "lease_until": task.lease_until and output.moment(task.lease_until),

@@ -43,7 +43,7 @@ class Sieve(Protocol):
 
 
 class FairLane:
-    """The due tasks of one lane in which tasks have keys. At most `wanted` will be taken, which bounds reading ahead."""
+    """The due tasks of one lane in which tasks have keys. At most `wanted` are taken, which bounds reading ahead."""
 
     def __init__(
         self, turn: UnitOfWork, lane: Lane, *, wanted: int, sieve: Sieve | None = None, unkeyed: Queue | None = None
@@ -64,8 +64,9 @@ class FairLane:
         if unkeyed is not None:
             self._queues[_UNKEYED] = unkeyed
             joining.append(turn.tx.share(lane, _UNKEYED))
-        known = {share.key for share in active}
-        self._heap = [*active, *(self._joined(share) for share in joining if share.key not in known)]
+        self._known = {share.key for share in active}
+        self._heap = [*active, *(self._joined(share) for share in joining if share.key not in self._known)]
+        self._known.update(self._taken)
         heapq.heapify(self._heap)
 
     def _joined(self, share: Share) -> Share:
@@ -113,7 +114,9 @@ class FairLane:
             more = self._turn.tx.active_shares(self._lane, after=self._last, limit=self._page)
             self._last = more[-1] if len(more) == self._page else None
             for share in more:
-                heapq.heappush(self._heap, share)
+                if share.key not in self._known:  # another node may have charged it between the two pages
+                    self._known.add(share.key)
+                    heapq.heappush(self._heap, share)
         return self._heap[0] if self._heap else None
 
     def _queue(self, key: str) -> Queue:

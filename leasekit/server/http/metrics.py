@@ -175,10 +175,11 @@ class _EngineCollector(Collector):
         )
         due = GaugeMetricFamily("leasekit_tasks_due", "Tasks that wait and are due.", labels=["kind"])
         later = GaugeMetricFamily("leasekit_tasks_later", "Tasks that wait and are not due yet.", labels=["kind"])
+        keys = GaugeMetricFamily("leasekit_keys_due", "Keys that have due tasks.", labels=["kind"])
         for kind, backlog in self._backlogs.items():
-            for metric, value in zip((age, due, later), backlog, strict=True):
+            for metric, value in zip((age, due, later, keys), backlog, strict=True):
                 metric.add_metric([kind], value)
-        yield from (age, due, later)
+        yield from (age, due, later, keys)
 
     def _happened(self) -> Iterable[Metric]:
         kinds = list(self._engine.commit.tally.kinds.items())

@@ -16,6 +16,7 @@ class Backlog(NamedTuple):
     age: float = 0.0  # how long the oldest task has been due, in seconds; 0: no task is due
     due: int = 0
     later: int = 0
+    keys: int = 0  # that have due tasks
 
 
 def backlogs(view: View, waiting: Mapping[str, int], *, now: float) -> dict[str, Backlog]:
@@ -28,9 +29,10 @@ def backlogs(view: View, waiting: Mapping[str, int], *, now: float) -> dict[str,
     lanes = view.lanes(waiting)
     most = max(_LEAST, _MOST // max(1, len(lanes)))
     for lane in lanes:
-        age, due, later = found[lane.kind]
+        age, due, later, keys = found[lane.kind]
         more_due, more_later = view.count_waiting(lane, now=now, most=most)
-        found[lane.kind] = Backlog(max(age, now - lane.due_at), due + more_due, later + more_later)
+        keys += view.count_keys(lane, now=now, most=most) if lane.has_keys else 0
+        found[lane.kind] = Backlog(max(age, now - lane.due_at), due + more_due, later + more_later, keys)
     return {kind: _completed(backlog, waiting[kind], most) for kind, backlog in found.items()}
 
 

@@ -314,6 +314,10 @@ class View(Protocol):
         """Count the tasks of a lane that are due, and those that are due later; each up to `most`."""
         ...
 
+    def count_keys(self, lane: Lane, *, now: float, most: int) -> int:
+        """Count the keys of a lane that have due tasks, about; up to `most`, or twice that."""
+        ...
+
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
         """Return the first `limit` matching tasks that ended by `until`, sorted, those after `after` only."""
         ...

@@ -232,6 +232,10 @@ class _MemoryView(View):
         due = bisect.bisect_right(waiting, now, key=lambda item: item[0])
         return min(due, most), min(len(waiting) - due, most)
 
+    def count_keys(self, lane: Lane, *, now: float, most: int) -> int:
+        queues = self._tables.queues.get(lane[:2], {}).values()
+        return min(most, sum(waiting[0][0] <= now for waiting in queues))
+
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
         first = bisect.bisect_right(self._tables.ended, tuple(after))
         return [Ending(*end) for end in islice(self._ended(wanted, until, first), limit)]
@@ -385,7 +389,7 @@ class _MemoryTx(_MemoryView, Tx):
             was, active = shares.get(key, (base, False))
             start = was if active else min(max(was, base), base + 1)
             waiting = queues.get(key)
-            self._put(shares, key, (start + count, bool(waiting) and waiting[0][0] <= now))
+            self._put(shares, key, (start + count, waiting is not None and waiting[0][0] <= now))
 
     def tend_shares(self, *, limit: int) -> None:
         for lane, shares in self._tables.shares.items():

@@ -331,7 +331,11 @@ ACTIVE_SHARES = Statement(
     .limit(_MOST)
 )
 JOINING_SHARES = Statement(
-    select(*_SHARE).where(*_OF_LANE, is_joining(), _NOW >= share.c.due_at).order_by(share.c.due_at).limit(_MOST)
+    select(*_SHARE).where(*_OF_LANE, is_joining(), share.c.due_at <= _NOW).order_by(share.c.due_at).limit(_MOST)
+)
+COUNT_ACTIVE, COUNT_JOINING = (
+    Statement(select(func.count()).select_from(select(sa.literal(1)).where(*_OF_LANE, *which).limit(_MOST).subquery()))
+    for which in ((share.c.active,), (is_joining(), share.c.due_at <= _NOW))
 )
 SHARES = Statement(select(*_SHARE).where(*_OF_LANE, _is_one_of(share.c.key, "keys")))
 KEYED = Statement(select(keyed).where(_is_one_of(keyed.c.seq, "seqs")))
@@ -342,7 +346,7 @@ QUEUED = Statement(
     .where(
         *_IN_QUEUE,
         keyed.c.key == bindparam("key", type_=sa.Text),
-        _NOW >= keyed.c.due_at,
+        keyed.c.due_at <= _NOW,
         tuple_(keyed.c.due_at, keyed.c.seq)
         > tuple_(bindparam("after_due", type_=sa.Double), bindparam("after_seq", type_=sa.BigInteger)),
         is_waiting(),
@@ -384,9 +388,9 @@ _PAGE = (
     .limit(_MOST)
     .subquery()
 )
-_IN_ORDER = sa.and_(trigger.c.owner.is_(None), _DUE == QUEUED_AT)
+_IN_ORDER = func.coalesce(sa.and_(trigger.c.owner.is_(None), _DUE == QUEUED_AT), sa.false())
 LOST = Statement(
-    select(_PAGE.c.seq, _PAGE.c.kind, _PAGE.c.priority, _PAGE.c.key, _PAGE.c.due_at, func.coalesce(_IN_ORDER, sa.false()))
+    select(_PAGE.c.seq, _PAGE.c.kind, _PAGE.c.priority, _PAGE.c.key, _IN_ORDER)
     .join_from(_PAGE, trigger, trigger.c.seq == _PAGE.c.seq, isouter=True)
     .join(
         share,

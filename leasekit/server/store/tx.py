@@ -147,7 +147,7 @@ class SqlView(View):
 
     def _lanes(self, statement: sql.Statement, kinds: Collection[str], *, has_keys: bool) -> list[Lane]:
         rows = self._session.rows(statement, kinds=kinds, priorities=_PRIORITIES)
-        return [Lane(*row, has_keys) for row in rows if damage.is_number(row[2])]
+        return [Lane(*row, has_keys=has_keys) for row in rows if damage.is_number(row[2])]
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
         of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
@@ -156,6 +156,10 @@ class SqlView(View):
             return of_these_due, count - of_these_due
         due, later = (self._session.rows(statement, **of)[0][0] for statement in (sql.COUNT_DUE, sql.COUNT_LATER))
         return due, later
+
+    def count_keys(self, lane: Lane, *, now: float, most: int) -> int:
+        of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
+        return sum(self._session.rows(statement, **of)[0][0] for statement in (sql.COUNT_ACTIVE, sql.COUNT_JOINING))
 
     def kinds(self, *, after: int = 0) -> list[KindRow]:
         return [KindRow(*row) for row in self._session.rows(sql.KINDS, after=after)]
@@ -255,7 +259,10 @@ class SqlTx(SqlView, Tx):
         return [row for row in self._decoded(rows) if row.next_trigger_at is not None]
 
     def _keyed_lanes(self, kinds: Collection[str]) -> list[Lane]:
-        return super()._keyed_lanes(kinds) + self._keyed.lanes(kinds)
+        lanes: dict[tuple[int, str], Lane] = {}
+        for lane in super()._keyed_lanes(kinds) + self._keyed.lanes(kinds):
+            lanes[lane[:2]] = min(lane, lanes.get(lane[:2], lane))
+        return list(lanes.values())
 
     def active_shares(self, lane: Lane, *, after: Share, limit: int) -> list[Share]:
         of = {"kind": lane.kind, "priority": lane.priority, "after_taken": after.taken, "after_key": after.key}
@@ -307,7 +314,7 @@ class SqlTx(SqlView, Tx):
         self._session.run(sql.FORGET_SHARES, most=limit)
         page = {"after": self._walk.after, "most": limit}
         lost = self._session.rows(sql.LOST, **page)
-        self._keyed.forget({row[0]: Place(*row[1:4]) for row in lost}, {row[0] for row in lost if row[5]})
+        self._keyed.forget({row[0]: Place(*row[1:4]) for row in lost}, {row[0] for row in lost if row[4]})
         self._walk.after = self._session.rows(sql.END_OF_PAGE, **page)[0][0] or 0
 
     def expired(self, *, now: float, limit: int) -> list[Trigger]:

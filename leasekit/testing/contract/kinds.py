@@ -54,6 +54,7 @@ class Kinds(SchedulerBase):
             retry=FixedDelays(waits=[1, 2]),
             dedupe_window=60.0,
             retention=3600.0,
+            fair=True,
         )
         assert (await setting.set_kind(kind, settings)).settings == settings
         info = await setting.kind(kind)

@@ -16,6 +16,7 @@ from leasekit.testing.contract.redriving import Redriving
 from leasekit.testing.contract.retries import Retries
 from leasekit.testing.contract.scheduling import Scheduling
 from leasekit.testing.contract.settling import Settling
+from leasekit.testing.contract.shares import Shares
 from leasekit.testing.contract.successors import Successors
 
 __all__ = ["BackendContract", "RedriverContract", "SchedulerContract"]
@@ -38,7 +39,7 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
 
 
 class SchedulerContract(
-    BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging, Kinds, Gates
+    BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging, Kinds, Gates, Shares
 ):
     """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger`, `KindDirectory` and
     `GateDirectory` if it is one.

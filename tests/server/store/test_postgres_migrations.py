@@ -47,7 +47,7 @@ async def test_tables_of_each_version_keep_their_tasks_through_migrations(
         (again,) = await engine.schedule([NewTask(kind="done", dedupe_key="key")])
         assert (again.id, again.status) == ("done", Status.SUCCESS)
         claimed = await engine.claim(worker="w", kinds=["waiting", "later"], limit=5, wait=0, claim_id="c")
-        assert [task.id for task in claimed.tasks] == ["waiting"]
+        assert [task.id for task in claimed.tasks] == ["waiting", "keyed"][:version]
         assert [(info.kind, info.settings, info.changed_by) for info in await engine.kinds()] == (
             [("waiting", KindSettings(priority=0, max_attempts=3), "one")] if version >= 2 else []
         )
@@ -75,6 +75,11 @@ async def test_a_node_serves_the_tables_before_this_version_and_finds_the_new_on
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
         assert await engine.gates() == []
+        with pytest.raises(Refused, match="run `leasekit migrate`"):
+            await engine.schedule([NewTask(kind="k", key="tenant")])
+        (task,) = (await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")).tasks
+        await engine.results("w", [Settlement(id="before", token=task.token, outcome="release")])
+        await engine.tick()
         assert PostgresStore(url).migrate() == [schema.HEAD]
         await engine.set_kind("k", KindSettings(priority=0), by=None)
         await engine.schedule([NewTask(kind="k", id="after")])

@@ -53,6 +53,23 @@ CREATE TABLE leasekit.node (
     has_left boolean NOT NULL
 )
 WITH (fillfactor='50');
+CREATE TABLE leasekit.keyed (
+    seq bigint NOT NULL,
+    kind text NOT NULL COLLATE pg_catalog."C",
+    priority integer NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
+    due_at double precision
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
+CREATE TABLE leasekit.share (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    priority integer NOT NULL,
+    key text NOT NULL COLLATE pg_catalog."C",
+    taken double precision NOT NULL,
+    active boolean NOT NULL,
+    due_at double precision
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
 CREATE TABLE leasekit.parked (
     collection text NOT NULL COLLATE pg_catalog."C",
     due_at double precision NOT NULL,
@@ -156,6 +173,10 @@ INSERT INTO leasekit.dedupe VALUES ('done', 'key', 'done', NULL);
 INSERT INTO leasekit.gate VALUES ('kind', 'later', 'pause', NULL, 'not yet', 1795469460, 'one');
 INSERT INTO leasekit.kind VALUES ('waiting', '\x7b227072696f72697479223a302c226d61785f617474656d707473223a337d', 1795469460, 'one', 2);
 INSERT INTO leasekit.kind VALUES ('gone', NULL, 1795469459, NULL, 1);
+INSERT INTO leasekit.keyed VALUES (6, 'waiting', 2, 'tenant', 1795469459.472198);
+INSERT INTO leasekit.share VALUES ('waiting', 2, 'tenant', 0, false, 1795469459.472198);
+INSERT INTO leasekit.task VALUES (6, 'keyed', 'waiting', NULL, 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
+INSERT INTO leasekit.trigger VALUES (6, 'keyed', 'waiting', 2, 300, 300, 'new', 0, 0, 0, 0, false, NULL, NULL, 253402260000, NULL, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL);
 INSERT INTO leasekit.node VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'vm:5437', '0.1.0', NULL, false, NULL, 1795469459.450569, 1795469459.450569, '5a8f742c-0d4f-4206-a332-8a97d9634bda monotonic 0 0 boottime 0 0', 16269.626206012, true);
 INSERT INTO leasekit.progress VALUES (1, '\x7b2270616765223a337d', 1, 0, 1795469459.542902);
 INSERT INTO leasekit.run VALUES (2, 1, 1, 'success', 1795469459.583261, 'one', 1795469459.574233, NULL, NULL, '21ff9e6f2835e61a88827887d189a607', '\x09b24a7f375e5cc5a155aa0660a68cae', '\x5b312c6e756c6c2c2278225d', NULL);
@@ -167,7 +188,7 @@ INSERT INTO leasekit.task VALUES (1, 'held', 'held', 'c', 2, 1795469459.472198, 
 INSERT INTO leasekit.task VALUES (4, 'later', 'later', NULL, 2, 1795469459.472198, 4102444800, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
 INSERT INTO leasekit.task VALUES (3, 'waiting', 'waiting', NULL, 1, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'later', 'new', 1);
-INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'waiting', 'new', 1);
+INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'waiting', 'new', 2);
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'held', 'new', 0);
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'held', 'claimed', 0);
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'held', 'processing', 1);
@@ -193,6 +214,10 @@ ALTER TABLE ONLY leasekit.gate
     ADD CONSTRAINT gate_pkey PRIMARY KEY (scope, name);
 ALTER TABLE ONLY leasekit.kind
     ADD CONSTRAINT kind_pkey PRIMARY KEY (name);
+ALTER TABLE ONLY leasekit.keyed
+    ADD CONSTRAINT keyed_pkey PRIMARY KEY (seq);
+ALTER TABLE ONLY leasekit.share
+    ADD CONSTRAINT share_pkey PRIMARY KEY (kind, priority, key);
 ALTER TABLE ONLY leasekit.node
     ADD CONSTRAINT node_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY leasekit.parked
@@ -214,6 +239,10 @@ ALTER TABLE ONLY leasekit.task
 ALTER TABLE ONLY leasekit.version
     ADD CONSTRAINT version_pkey PRIMARY KEY (number);
 CREATE INDEX ix_claim_granted_at ON leasekit.claim USING btree (granted_at);
+CREATE INDEX ix_keyed_queued ON leasekit.keyed USING btree (kind, priority, key, due_at, seq) WHERE (due_at IS NOT NULL);
+CREATE INDEX ix_share_active ON leasekit.share USING btree (kind, priority, taken, key) WHERE active;
+CREATE INDEX ix_share_idle ON leasekit.share USING btree (kind, priority, taken) WHERE (due_at IS NULL);
+CREATE INDEX ix_share_joining ON leasekit.share USING btree (kind, priority, due_at) WHERE ((NOT active) AND (due_at IS NOT NULL));
 CREATE INDEX ix_parked_seq ON leasekit.parked USING btree (seq);
 CREATE INDEX ix_trigger_ended ON leasekit.trigger USING btree (ended_at, seq) WHERE (ended_at IS NOT NULL);
 CREATE INDEX ix_trigger_leased ON leasekit.trigger USING btree (next_trigger_at) WHERE (owner IS NOT NULL);

@@ -236,7 +236,7 @@ def is_idle() -> ColumnElement[bool]:
 
 
 _LANE_OF_SHARE = (share.c.kind, share.c.priority)
-sa.Index("ix_share_active", *_LANE_OF_SHARE, share.c.taken, share.c.key, sqlite_where=share.c.active)
+sa.Index("ix_share_active", *_LANE_OF_SHARE, share.c.taken, share.c.key, sqlite_where=sa.text("active = 1"))
 sa.Index("ix_share_joining", *_LANE_OF_SHARE, share.c.due_at, sqlite_where=is_joining())
 sa.Index("ix_share_idle", *_LANE_OF_SHARE, share.c.taken, sqlite_where=is_idle())
 

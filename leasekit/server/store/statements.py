@@ -376,6 +376,7 @@ _FORGOTTEN = (
             share.c.taken,
         ),
     )
+    .order_by(share.c.kind, share.c.priority, share.c.taken)  # so that the index of idle keys is read
     .limit(_MOST)
     .with_for_update(skip_locked=True)
 )

@@ -34,7 +34,7 @@ class Queue(Protocol):
 
 
 class Sieve(Protocol):
-    """What leaves out tasks that must not start."""
+    """A filter of tasks that must not start."""
 
     @property
     def is_full(self) -> bool: ...

@@ -272,6 +272,16 @@ async def test_due_tasks_are_told_from_later_ones() -> None:
     assert found["leasekit_oldest_due_seconds", labels] == 30
 
 
+async def test_keys_with_due_tasks_are_counted() -> None:
+    clock = [1e6]
+    async with Engine(MemoryStore(), clock=lambda: clock[0]) as engine:
+        await engine.schedule([NewTask(kind="a", key=key) for key in ("x", "x", "y")])
+        await engine.schedule([NewTask(kind="a", key="later", delay=100.0), NewTask(kind="a")])
+        found = await samples(Metrics(engine))
+    labels = frozenset({("kind", "a")})
+    assert [found[f"leasekit_{name}", labels] for name in ("keys_due", "tasks_due", "tasks_later")] == [2, 4, 1]
+
+
 async def test_one_number_of_a_backlog_follows_from_the_other(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "_MOST", 4)
     monkeypatch.setattr(backlog, "_LEAST", 1)
@@ -279,7 +289,7 @@ async def test_one_number_of_a_backlog_follows_from_the_other(engine: Engine, mo
     await engine.schedule([NewTask(kind="a") for _ in range(9)] + [NewTask(kind="a", at=later)])
     await engine.schedule([NewTask(kind="b", at=later) for _ in range(9)])
     found = await engine.backlogs({"a": 10, "b": 9, "c": 0})
-    assert [found[kind][1:] for kind in "abc"] == [(9, 1), (0, 9), (0, 0)]
+    assert [found[kind][1:3] for kind in "abc"] == [(9, 1), (0, 9), (0, 0)]
 
 
 async def test_a_step_of_the_wall_clock_is_noted_in_both_directions() -> None:

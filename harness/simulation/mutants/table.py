@@ -5,5 +5,6 @@ from harness.simulation.mutants.gates import GATES
 from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.nodes import NODES
 from harness.simulation.mutants.service import SERVICE
+from harness.simulation.mutants.shares import SHARES
 
-MUTANTS = {**HOLDER, **SERVICE, **NODES, **GATES, **BEYOND}
+MUTANTS = {**HOLDER, **SERVICE, **NODES, **GATES, **SHARES, **BEYOND}

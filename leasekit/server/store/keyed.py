@@ -34,7 +34,7 @@ class Charge(NamedTuple):
 
 
 class Rows(Protocol):
-    """What this module needs of a session."""
+    """The methods of a session that this module needs."""
 
     def rows(self, statement: sql.Statement, **values: Any) -> list[tuple[Any, ...]]: ...
 

@@ -196,6 +196,24 @@ def _brokers(lines: Sequence[Line]) -> list[str]:
     return ["### A message of a broker, with a lease", _machine(lines), _columns(columns, lines)]
 
 
+def _shares(lines: Sequence[Line]) -> list[str]:
+    costs = {
+        "CPU µs a task: schedule": "schedule_cpu_us",
+        "claim one": "claim_by_1_cpu_us",
+        "claim 100": "claim_by_100_cpu_us",
+        "settle": "settle_by_100_cpu_us",
+    }
+    delays = {"tasks started before": "before", "s": "seconds"}
+    of_costs, of_delays = ([line for line in lines if next(iter(names.values())) in line] for names in (costs, delays))
+    return [
+        "### Fair shares by key",
+        _machine(lines),
+        _columns(costs, of_costs),
+        "A single task of another key, or without keys, is scheduled behind a backlog:",
+        _columns(delays, of_delays),
+    ]
+
+
 _SHOWN = {
     "lives": _lives,
     "held": _held,
@@ -208,6 +226,7 @@ _SHOWN = {
     "renewals": _renewals,
     "worst": _worst,
     "brokers": _brokers,
+    "shares": _shares,
 }
 
 

@@ -147,7 +147,7 @@ class SqlView(View):
 
     def _lanes(self, statement: sql.Statement, kinds: Collection[str], *, has_keys: bool) -> list[Lane]:
         rows = self._session.rows(statement, kinds=kinds, priorities=_PRIORITIES)
-        return [Lane(*row, has_keys=has_keys) for row in rows if damage.is_number(row[2])]
+        return [Lane(row[0], row[1], row[2], has_keys) for row in rows if damage.is_number(row[2])]
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
         of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}

@@ -265,6 +265,7 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         "fence": 2,
         "at": msgspec.to_builtins(at(start)),
         "collection": "blue",
+        "key": None,
         "payload": [1],
         "progress": {"page": 3},
         "result": {"n": 2},

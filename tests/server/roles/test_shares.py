@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from leasekit.server import fair_lane
 from leasekit.server.roles import claims, consumer, frontend
+from leasekit.server.roles.gates import GateChange
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import share
@@ -18,7 +19,9 @@ from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.store.statements import Statement
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Task
+from leasekit.wire import PurgeRequest, RedriveRequest
 from tests.sampling import in_soak
+from tests.server.conftest import Bench
 
 _ALL_SHARES = Statement(sa.select(share))
 _DROP_SHARES = Statement(sa.delete(share))
@@ -260,3 +263,60 @@ def test_a_lost_share_is_mended(desk: Desk) -> None:
     assert desk.take() == []
     desk.tend()
     assert desk.take() == ["a"]
+
+
+@pytest.mark.anyio
+async def test_tasks_of_a_paused_collection_are_parked_out_of_their_queues_and_come_back(bench: Bench) -> None:
+    for number in range(3):
+        await bench.put(f"a{number}", key="a", collection="c")
+        await bench.put(f"b{number}", key="b")
+    await gate(bench, "collection", "c", "pause")
+    assert await bench.ids() == ["b0", "b1", "b2"]
+    assert await bench.ids() == []
+    info = await bench.info("a0")
+    assert (info.key, info.at.timestamp()) == ("a", bench.clock.wall)
+    await gate(bench, "collection", "c", "open")
+    assert await bench.ids() == ["a0", "a1", "a2"]
+
+
+@pytest.mark.anyio
+async def test_a_kind_that_is_dropped_ends_its_tasks_with_keys(bench: Bench) -> None:
+    await bench.put("a0", "a1", key="a")
+    await bench.put("b0", key="b", delay=60.0)
+    await bench.put("c0")
+    await gate(bench, "kind", "k", "drop")
+    await bench.later(1)
+    assert [await bench.status(task_id) for task_id in ("a0", "a1", "b0", "c0")] == [
+        *["cancelled"] * 2,
+        "new",
+        "cancelled",
+    ]
+    await bench.later(60)
+    assert await bench.status("b0") == "cancelled"
+
+
+@pytest.mark.anyio
+async def test_a_task_that_is_redriven_keeps_its_key(bench: Bench) -> None:
+    for task_id, key in (("a", "x"), ("b", "x"), ("c", "y")):
+        await bench.settle(await bench.taken(task_id, key=key), "fatal")
+    await bench.engine.redrive(RedriveRequest(ids=["a", "b", "c"]))
+    assert sorted(await bench.ids(limit=2)) == ["a", "c"]
+
+
+@pytest.mark.anyio
+async def test_a_task_that_is_removed_leaves_no_row(bench: Bench, make_store: Callable[[], Store]) -> None:
+    await bench.settle(await bench.taken("a", key="x"))
+    await bench.engine.purge(PurgeRequest())
+    await bench.later(1)
+    await bench.later(1)
+    await bench.engine.__aexit__(None, None, None)
+    store = make_store()
+    store.open()
+    with store.view() as view:
+        assert (view.keys(range(20_000)), view.lanes(["k"])) == ({}, [])
+    store.close()
+    await bench.engine.__aenter__()
+
+
+async def gate(bench: Bench, scope: str, name: str, mode: str) -> None:
+    await bench.engine.set_gate(GateChange(scope, name, mode, None, None, None, None))

@@ -187,7 +187,7 @@ class TaskSettings(_Discreet, frozen=True, kw_only=True, omit_defaults=True, gc=
 
 
 class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Options for the tasks of a kind whose submissions do not give them, and how long ended tasks are kept.
+    """Options for the tasks of a kind whose submissions do not give them, and what holds for the kind as a whole.
 
     What is not set (UNSET) has leasekit's default.
     """
@@ -196,6 +196,21 @@ class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
     """Seconds for which ended tasks of the kind are kept, in place of the store's `retention`."""
     fair: bool | UnsetType = UNSET
     """Whether a task without a `key` has its collection as key. Default: false."""
+    concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
+    """The most tasks of the kind that are under a lease at one time, in all workers together. Default: no limit."""
+    rate: Annotated[float, Meta(ge=1e-6, le=100_000)] | UnsetType = UNSET
+    """The most tasks of the kind that are started in a second, on average. Default: no limit."""
+    burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
+    """With `rate`: the most tasks that are started at once after a quiet time. Default: those of a second, at least
+    one."""
+    weight: Annotated[float, Meta(ge=0.01, le=100)] | UnsetType = UNSET
+    """The share of the kind where a claim finds due tasks of several kinds and of one priority. Default: 1."""
+    aging: Annotated[float, Meta(ge=1, le=365 * 86400)] | UnsetType = UNSET
+    """Seconds after which a due task of the kind counts as one of priority 0. Default: never."""
+
+    def __post_init__(self) -> None:
+        if self.burst is not UNSET and self.rate is UNSET:
+            raise ValueError("`burst` says how many tasks a `rate` lets start at once: give `rate` too")
 
 
 class KindInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):

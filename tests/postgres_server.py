@@ -34,6 +34,7 @@ _TABLES = (
     "parked",
     "keyed",
     "share",
+    "bucket",
 )
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine
 

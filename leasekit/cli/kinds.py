@@ -12,7 +12,16 @@ from leasekit.backend import checked
 from leasekit.cli import options, output
 from leasekit.cli.errors import WRONG_USAGE, fail, spoken
 from leasekit.cli.service import connected
-from leasekit.cli.settings_text import BY_DEFAULT, FORMS, UNSET_WORD, all_shown, differences, parsed, shown
+from leasekit.cli.settings_text import (
+    BY_DEFAULT,
+    FORMS,
+    UNSET_WORD,
+    all_shown,
+    contradictions,
+    differences,
+    parsed,
+    shown,
+)
 from leasekit.client import Client
 from leasekit.errors import ConfigError, LeasekitError, Refused
 from leasekit.named import PREFIXES
@@ -88,6 +97,7 @@ def kinds(
                 _print_one(arguments[0], client.kind(arguments[0]), as_json=as_json)
             case "set":
                 kind, old = arguments[0], _settings(client.kind(arguments[0]))
+                _refuse(contradictions(_without_removed({**old, **changes})))
                 _change(client, {kind: {**old, **changes}}, {kind: old})
             case "reset":
                 _change(client, dict.fromkeys(arguments), _all(client))
@@ -146,6 +156,7 @@ def _read(path: str) -> dict[str, dict[str, Any]]:
                 kinds[kind][name] = parsed(name, value)
             except ConfigError as error:
                 errors.append(f"{path}: [{kind}] {error}")
+        errors += [f"{path}: [{kind}] {fault}" for fault in contradictions(kinds[kind])]
     _refuse(errors)
     return kinds
 

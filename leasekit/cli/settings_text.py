@@ -31,9 +31,18 @@ FORMS = {
     "dedupe_window": "0 to 10 years, as 60 or 7d, or none for no end",
     "retention": "a minute to 10 years, as 12h or 7d",
     "fair": "true (the collection of a task is its key) or false",
+    "concurrency": "1 to 1000000 tasks that run at one time, in all workers",
+    "rate": "tasks that start in a second, as 10 or 0.5, or in a minute, an hour or a day, as 30/m",
+    "burst": "with a rate: 1 to 1000000 tasks that start at once",
+    "weight": "0.01 to 100: the share among kinds of one priority",
+    "aging": "1 s to a year, as 90 or 5m: then a due task is as urgent as one of priority 0",
 }
 """How each setting is written."""
-_WORDS = {"priority": int, "max_attempts": int, "max_crashes": int, "expiry": str}
+_WORDS = {
+    "priority": int, "max_attempts": int, "max_crashes": int, "expiry": str, "concurrency": int, "burst": int,
+    "weight": float,
+}  # fmt: skip
+_GO_WITH = {"burst": {"rate": 1.0}}  # what a setting must have beside it
 _WITH_NONE = {"max_attempts", "max_runtime", "claim_timeout", "dedupe_window"}
 _FLAGS = {"fair"}
 BY_DEFAULT: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in DEFAULTS.__struct_fields__} | {"fair": False}
@@ -54,7 +63,7 @@ def parsed(name: str, value: object) -> Any:
         raise ConfigError(unknown(name))
     with suppress(ConfigError, Refused, ValueError, TypeError):
         meant = _typed(name, value.strip()) if isinstance(value, str) else _listed(name, value)
-        return getattr(checked(KindRequest, {name: meant}), name)
+        return getattr(checked(KindRequest, {**_GO_WITH.get(name, {}), name: meant}), name)
     raise ConfigError(f"{name} cannot be {value!r}: write {FORMS[name]}")
 
 
@@ -65,7 +74,15 @@ def _typed(name: str, text: str) -> Any:
         return _WORDS[name](text)
     if name in _FLAGS:
         return msgspec.json.decode(text)
+    if name == "rate":
+        return _rate(text)
     return _policy(text) if name == "retry" else duration(name, text)
+
+
+def _rate(text: str) -> float:
+    """Return starts a second: 30/m is half a start."""
+    count, _, unit = text.partition("/")
+    return float(count) / (duration("a time", f"1{unit}") if unit else 1.0)
 
 
 def _policy(text: str) -> Any:
@@ -101,8 +118,18 @@ def shown(name: str, value: Any) -> str:
         case Exponential() | Polynomial():
             names = [word for word, policy in _POLICIES.items() if policy == value]
             return names[0] if names else msgspec.json.encode(value).decode()
+        case _ if name == "rate":
+            return _starts(value)
         case _:
-            return str(value) if name in _WORDS else _span(value)
+            return f"{value:g}" if name == "weight" else str(value) if name in _WORDS else _span(value)
+
+
+def _starts(rate: float) -> str:
+    """Return starts a second, or by the first longer time in which they are a whole number."""
+    for size, unit in ((1, ""), *((size, f"/{unit}") for size, unit in reversed(_UNITS))):
+        if abs(rate * size - round(rate * size)) < 1e-9 * rate * size:  # 10/m is no number that a computer can write
+            return f"{round(rate * size)}{unit}"
+    return f"{rate!r}"
 
 
 def _span(seconds: float) -> str:
@@ -115,6 +142,12 @@ def _span(seconds: float) -> str:
 def all_shown(settings: KindSettings) -> str:
     """Return settings as they can be typed, on one line."""
     return " ".join(f"{name}={shown(name, value)}" for name, value in given(settings).items())
+
+
+def contradictions(settings: Mapping[str, Any]) -> list[str]:
+    """Return why a kind cannot have all of these settings."""
+    lacking = [(name, needed) for name, of in _GO_WITH.items() if name in settings for needed in of]
+    return [f"{name} needs a {needed}: set that too" for name, needed in lacking if needed not in settings]
 
 
 def differences(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -1,14 +1,14 @@
 """The due tasks of one transaction, read from the store lane by lane as claims need them."""
 
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import Protocol
 
-from leasekit.server.fair_lane import FairLane, Queue
+from leasekit.server.fair_lane import FairLane
+from leasekit.server.kind_queue import LaneReader, levels
+from leasekit.server.rooms import Rooms
 from leasekit.server.store import GateRow, Lane, Trigger
 from leasekit.server.store.gates import COLLECTION
+from leasekit.server.store.kind_rules import NO_RULES
 from leasekit.server.unit_of_work import UnitOfWork
 
 _MOST = 1000  # rows of a lane that are read at once
@@ -19,14 +19,18 @@ _SHUT_OUT = 1000  # tasks of closed collections that one transaction reads, abou
 class DueTasks:
     """The due tasks of some kinds, each taken once. At most `wanted` will be taken, which bounds reading ahead.
 
-    Lanes of closed kinds are not read. Tasks of closed collections are left out, and are in `sieve.shut_out`.
+    Lanes of kinds that are closed or at a limit are not read; `rooms` knows the limits. Tasks of closed collections are
+    left out, and are in `sieve.shut_out`.
     """
 
     def __init__(self, turn: UnitOfWork, kinds: Collection[str], *, wanted: int) -> None:
         due = [lane for lane in turn.lanes(kinds) if lane.due_at <= turn.now]
+        self.rooms = Rooms(turn, {lane.kind for lane in due})
+        due = [lane for lane in due if self.rooms.left(lane.kind) > 0]
         self.sieve = _Sieve(turn)
+        self._turn = turn
         chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
-        readers: dict[tuple[int, str], _Reader] = {}
+        readers: dict[tuple[int, str], LaneReader] = {}
         self._fair: list[FairLane] = []
         for lane in sorted(due, key=lambda lane: lane.has_keys):
             if not lane.has_keys:
@@ -35,17 +39,21 @@ class DueTasks:
             fair = FairLane(turn, lane, wanted=wanted, sieve=self.sieve, unkeyed=readers.get(lane[:2]))
             readers[lane[:2]] = fair
             self._fair.append(fair)
-        self._readers: dict[str, list[_Reader]] = {}
+        self._readers: dict[str, list[LaneReader]] = {}
         for (_, kind), reader in readers.items():
             self._readers.setdefault(kind, []).append(reader)
 
     def take(self, kinds: Iterable[str], limit: int) -> list[Trigger]:
-        """Take up to `limit` tasks of these kinds: the lowest priority number first, then the longest due."""
-        readers = [reader for kind in kinds for reader in self._readers.get(kind, ())]
-        readers.sort(key=lambda reader: reader.priority)
+        """Take up to `limit` tasks of these kinds: the lowest priority number first, then the longest due.
+
+        Kinds that have due tasks of the same priority take turns.
+        """
+        turn, rules = self._turn, self._turn.rules
+        found = [(kind, rules.get(kind, NO_RULES), self._readers[kind]) for kind in kinds if kind in self._readers]
         taken: list[Trigger] = []
-        for _, level in itertools.groupby(readers, key=lambda reader: reader.priority):
-            taken += _take_oldest(list(level), limit - len(taken))
+        for level, queues in levels(found, self.rooms, now=turn.now):
+            left = limit - len(taken)
+            taken += queues[0].take(left) if len(queues) == 1 else turn.kinds.clock.take(level, queues, left)
             if len(taken) >= limit:
                 break
         return taken
@@ -55,19 +63,12 @@ class DueTasks:
         for row in reversed(rows):
             reader = next(reader for reader in self._readers[row.kind] if reader.priority == row.priority)
             reader.put_back(row)
+            self.rooms.start(row.kind, -1)
 
     def close(self) -> None:
         """Charge the keys of the tasks that were taken; call this after these were saved."""
         for lane in self._fair:
             lane.close()
-
-
-class _Reader(Queue, Protocol):
-    """The due tasks of one lane, in the order in which they are started."""
-
-    priority: int
-
-    def take(self, limit: int) -> list[Trigger]: ...
 
 
 class _Sieve:
@@ -98,6 +99,7 @@ class _LaneReader:
     def __init__(self, turn: UnitOfWork, lane: Lane, chunk: int, sieve: _Sieve) -> None:
         self._sieve = sieve
         self.priority = lane.priority
+        self.due_at = lane.due_at
         self._turn = turn
         self._lane = lane
         self._chunk = chunk
@@ -129,20 +131,3 @@ class _LaneReader:
 
 def _due_and_seq(row: Trigger) -> tuple[float, int]:
     return (row.next_trigger_at or 0.0, row.seq)
-
-
-def _take_oldest(readers: Sequence[_Reader], limit: int) -> list[Trigger]:
-    if len(readers) == 1:
-        return readers[0].take(limit)
-    heads = [(head, number) for number, reader in enumerate(readers) if (head := reader.head()) is not None]
-    heapq.heapify(heads)
-    taken: list[Trigger] = []
-    while heads and len(taken) < limit:
-        _, number = heads[0]
-        taken.append(readers[number].pop())
-        head = readers[number].head() if len(taken) < limit else None
-        if head is None:
-            heapq.heappop(heads)
-        else:
-            heapq.heapreplace(heads, (head, number))
-    return taken

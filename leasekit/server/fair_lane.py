@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from leasekit.server.kind_queue import LaneReader
 from leasekit.server.store import Lane, Share, Trigger
 from leasekit.server.unit_of_work import UnitOfWork
 
@@ -46,9 +47,16 @@ class FairLane:
     """The due tasks of one lane in which tasks have keys. At most `wanted` are taken, which bounds reading ahead."""
 
     def __init__(
-        self, turn: UnitOfWork, lane: Lane, *, wanted: int, sieve: Sieve | None = None, unkeyed: Queue | None = None
+        self,
+        turn: UnitOfWork,
+        lane: Lane,
+        *,
+        wanted: int,
+        sieve: Sieve | None = None,
+        unkeyed: LaneReader | None = None,
     ) -> None:
         self.priority = lane.priority
+        self.due_at = lane.due_at if unkeyed is None else min(lane.due_at, unkeyed.due_at)
         self._turn = turn
         self._lane = lane
         self._sieve = sieve

@@ -57,6 +57,7 @@ class LongPolls:
         self._parked: dict[str, list[_Poll]] = {}  # by kind, in order of arrival
         self._due: dict[str, float] = {}  # kind → when its next task is due, as far as is known
         self._agenda: list[tuple[float, str]] = []  # a heap of the items of `_due`, and of stale ones
+        self._full: set[str] = set()  # kinds at a limit: their claims are woken when a place is free, or at a time
         self._missed: set[str] = set()  # kinds of claims that were woken but not served: their tasks are still there
         self._timer: asyncio.TimerHandle | None = None
         self._has_ended = False
@@ -97,7 +98,9 @@ class LongPolls:
     def ready(self, readied: Mapping[str, NewlyDue]) -> None:
         """Try as many claims as tasks have become ready, and note when the next tasks are due."""
         for kind, due in readied.items():
-            self._wake(kind, due.number)
+            self._wake(kind, self._startable(kind, due))
+            if due.is_full and kind in self._parked:
+                self._full.add(kind)
             # For a claim that is tried now or arrives later, the writer reports the next due time again.
             if due.next_at is not None and kind in self._parked:
                 self._note_due(kind, due.next_at)
@@ -106,7 +109,8 @@ class LongPolls:
     def expect(self, arriving: Mapping[str, int]) -> None:
         """Try as many claims of each kind as tasks are about to be written, in the same transaction."""
         for kind, number in arriving.items():
-            self._wake(kind, number)
+            if kind not in self._full:
+                self._wake(kind, number)
 
     def kinds(self) -> list[str]:
         """Return the kinds that parked claims wait for."""
@@ -216,6 +220,15 @@ class LongPolls:
             if not parked:
                 del self._parked[kind]
                 self._due.pop(kind, None)
+                self._full.discard(kind)
+
+    def _startable(self, kind: str, due: NewlyDue) -> int:
+        """Return how many claims of a kind to try: of one at a limit, as many as places are free."""
+        if kind not in self._full:
+            return due.number
+        if due.freed:
+            self._full.discard(kind)
+        return due.freed
 
     def _wake(self, kind: str, count: int) -> None:
         for poll in self._parked.get(kind, [])[:count]:
@@ -250,6 +263,7 @@ class LongPolls:
         while (due_at := self._next_due()) is not None and due_at <= now:
             _, kind = heapq.heappop(self._agenda)
             del self._due[kind]
+            self._full.discard(kind)
             due.append(kind)
         for kind in due:  # a claim that is woken for the first kind may have waited for the others too
             self._wake(kind, 1)

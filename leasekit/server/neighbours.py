@@ -38,11 +38,12 @@ _T = TypeVar("_T")
 
 
 class Due(Struct, frozen=True, array_like=True, tag="due"):
-    """Tasks of a kind have become due, or will."""
+    """Tasks of a kind have become due, or will, or may start."""
 
     kind: str
     number: int
     next_at: float | None
+    freed: int = 0  # the places that have become free, if the kind has a limit
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
@@ -165,7 +166,7 @@ class Neighbours:
         now = self._clock.peek()
         for lane in lanes:  # a kind may have several
             is_due = lane.due_at <= now
-            self._polls.ready({lane.kind: NewlyDue(int(is_due), None if is_due else lane.due_at)})
+            self._polls.ready({lane.kind: NewlyDue(int(is_due), None if is_due else lane.due_at, int(is_due))})
 
     def _lanes(self, kinds: Sequence[str]) -> list[Lane]:
         with self._store.view() as view:
@@ -202,7 +203,7 @@ class Neighbours:
             self._sending = None
 
     def _gathered(self) -> list[Hint]:
-        due = [Due(kind, *newly) for kind, newly in self._due.items()]
+        due = [Due(kind, newly.number, newly.next_at, newly.freed) for kind, newly in self._due.items()]
         hints: list[Hint] = [*due, *self._requested, *map(Happened, self._happened)]
         self._due, self._requested, self._happened = {}, [], []
         return hints
@@ -212,7 +213,7 @@ class Neighbours:
         for hint in hints:
             match hint:
                 case Due():
-                    self._polls.ready({hint.kind: NewlyDue(hint.number, hint.next_at)})
+                    self._polls.ready({hint.kind: NewlyDue(hint.number, hint.next_at, hint.freed)})
                 case Cancel():
                     self._cancels.tell([(Verdict(id=hint.id, verdict="cancel_requested"), hint.worker)])
                 case Happened():

@@ -6,7 +6,7 @@ writer's thread, and note in the unit of work which tasks have become ready and 
 
 import random as _random
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from leasekit.server.store import GateRow, Lane, Trigger, Tx
 from leasekit.server.store.gates import KIND, Gates
 from leasekit.server.store.kind_defaults import KindDefaults
+from leasekit.server.store.kind_rules import KindRules
 from leasekit.task import Status
 
 _ENDS = frozenset({"settled", "expired"})  # events that end a run
@@ -25,16 +26,22 @@ _encode = msgspec.json.encode
 
 
 class NewlyDue(NamedTuple):
-    """The number of tasks of a kind that have become due, and when the next one becomes due (`next_at`)."""
+    """The number of tasks of a kind that have become due, and when the next one becomes due (`next_at`).
+
+    A kind that `is_full` is at a limit: its due tasks can start from `next_at` on, or once places are `freed`.
+    """
 
     number: int
     next_at: float | None
+    freed: int = 0
+    is_full: bool = False
 
     def __add__(self, other: object) -> "NewlyDue":
         if not isinstance(other, NewlyDue):
             return NotImplemented
         times = [at for at in (self.next_at, other.next_at) if at is not None]
-        return NewlyDue(self.number + other.number, min(times, default=None))
+        freed, is_full = self.freed + other.freed, self.is_full or other.is_full
+        return NewlyDue(self.number + other.number, min(times, default=None), freed, is_full)
 
 
 class TaskEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -55,7 +62,7 @@ class UnitOfWork:
     """A transaction, the moment at which all of it happens, and the tasks that it makes ready."""
 
     __slots__ = (
-        "_at", "_due", "_gates", "_later", "_opened", "counted", "ended", "granted",
+        "_at", "_due", "_freed", "_full", "_gates", "_later", "_opened", "counted", "ended", "granted",
         "happened", "instant", "is_repeated", "kinds", "now", "random", "started", "tx",
     )  # fmt: skip
 
@@ -84,14 +91,25 @@ class UnitOfWork:
         self._due: dict[str, int] = {}
         self._later: dict[str, float] = {}
         self._opened: set[str] = set()
+        self._full: set[str] = set()
+        self._freed = Counter[str]()
         self._gates: Gates | None = None  # None: not read yet
 
     @property
     def gates(self) -> Gates:
         """The gates before this transaction."""
+        return self._read() if self._gates is None else self._gates
+
+    @property
+    def rules(self) -> Mapping[str, KindRules]:
+        """The rules of the kinds that have any, before this transaction."""
         if self._gates is None:
-            self.kinds.read(self.tx)
-            self._gates = self.kinds.gates
+            self._read()
+        return self.kinds.rules
+
+    def _read(self) -> Gates:
+        self.kinds.read(self.tx)
+        self._gates = self.kinds.gates
         return self._gates
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
@@ -113,6 +131,18 @@ class UnitOfWork:
     def taken(self, kind: str) -> None:
         """Note that all tasks of this kind that had become ready were granted in this same transaction."""
         self._due.pop(kind, None)
+
+    def full(self, kind: str, again_at: float) -> None:
+        """Note that a kind is at a limit, until `again_at` at the latest: none of its due tasks can be claimed."""
+        self._due.pop(kind, None)
+        self._full.add(kind)
+        self._later[kind] = min(self._later.get(kind, again_at), again_at)
+
+    def freed(self, kind: str) -> None:
+        """Note that this transaction has changed the limits of a kind."""
+        self._full.discard(kind)
+        self._freed[kind] += 1
+        self.ready(kind, self.now)
 
     def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
         """Record an event of a task whose state is now `row`. Give `worker` where it no longer owns the task."""
@@ -155,12 +185,20 @@ class UnitOfWork:
     def readied(self) -> dict[str, NewlyDue]:
         """Return what has become ready; of a closed kind only when its gate opens by itself."""
         closed = {} if not self.kinds.gates.rows else self.kinds.gates.holding(KIND, self.now)
+        freed = self._places_freed()
         return {
             kind: NewlyDue(0, closed[kind].until)
             if kind in closed and kind not in self._opened
-            else NewlyDue(self._due.get(kind, 0), self._later.get(kind))
-            for kind in self._due.keys() | self._later.keys()
+            else NewlyDue(self._due.get(kind, 0), self._later.get(kind), freed[kind], kind in self._full)
+            for kind in self._due.keys() | self._later.keys() | freed.keys()
         }
+
+    def _places_freed(self) -> Counter[str]:
+        """Return how many places have become free, of kinds with a `concurrency` that are not full again."""
+        rules = self.kinds.rules
+        ended = Counter(row.kind for row in self.ended if row.kind in rules) if rules else Counter[str]()
+        is_open = {kind for kind in ended if rules[kind].concurrency is not None} - self._full
+        return self._freed + Counter({kind: ended[kind] for kind in is_open})
 
 
 def to_bytes(value: Any) -> bytes:

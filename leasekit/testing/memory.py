@@ -324,8 +324,9 @@ class MemoryService:
 
 
 def _next_due(turn: UnitOfWork, kinds: Sequence[str]) -> float:
-    """Return when the next task of these kinds is due, a gate opens, or the next lease ends."""
-    lanes = [lane.due_at for lane in turn.lanes(kinds)]
+    """Return when the next task of these kinds is due and may start, a gate opens, or the next lease ends."""
+    full = {kind: due.next_at for kind, due in turn.readied().items() if due.is_full}
+    lanes = [full.get(lane.kind) or lane.due_at for lane in turn.lanes(kinds)]
     opens = [gate.until for gate in turn.gates.rows if gate.until is not None]
     ends = [row.next_trigger_at or math.inf for row in turn.tx.expired(now=math.inf, limit=1)]
     return min([*lanes, *opens, *ends], default=math.inf)

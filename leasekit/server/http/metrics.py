@@ -228,6 +228,7 @@ _EVENTS = {  # event → metric, description, and the label that says more
     "dead": ("leasekit_tasks_died", "Tasks that have failed or crashed too often.", None),
     "dropped": ("leasekit_tasks_dropped", "Due tasks that ended because their kind or collection is closed.", None),
     "redriven": ("leasekit_redrives", "Tasks that were given a new life.", None),
+    "limited": ("leasekit_limited", "Times that due tasks were left because their kind was at a limit.", "limit"),
     "removed": ("leasekit_tasks_removed", "Tasks that were deleted, by a purge or by retention.", "by"),
 }
 

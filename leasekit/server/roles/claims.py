@@ -12,6 +12,7 @@ from leasekit.server.due_tasks import DueTasks
 from leasekit.server.ids import tokens
 from leasekit.server.roles import gates
 from leasekit.server.roles.consumer import reap
+from leasekit.server.rooms import Why
 from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.store.gates import KIND
@@ -59,7 +60,7 @@ _LOCKED = 0.25  # seconds until tasks that another node has locked are looked at
 
 
 def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
-    """Grant due tasks to claims in order of arrival: the most urgent tasks first, then the longest due.
+    """Grant due tasks to claims in order of arrival: the most urgent first, of these each kind its share.
 
     Where tasks have keys, those of one kind and priority are granted one of each key in turn.
 
@@ -69,13 +70,16 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     answers.update(_ended(turn, [item for item in requests if not (item.limit or item.is_gone or id(item) in answers)]))
     waiting = [item for item in requests if id(item) not in answers]
     present = sorted((item for item in waiting if not item.is_gone), key=lambda item: item.number)
+    full: dict[str, tuple[float, Why]] = {}
     if present:
         reap(turn)
-        answers.update(_served(turn, present))
+        due_tasks = _due_tasks(turn, present)
+        answers.update(_served(turn, present, due_tasks))
+        full = due_tasks.rooms.full()
     if waiting:
         kinds = {kind for item in waiting for kind in item.kinds}
         emptied = {kind for item in present if _took_all(item, answers.get(id(item))) for kind in item.kinds}
-        _note_what_is_left(turn, kinds, emptied, tried=len(requests))
+        _note_what_is_left(turn, kinds, emptied, full, tried=len(requests))
     return [answers.get(id(item), _NOTHING) for item in requests]
 
 
@@ -84,8 +88,17 @@ def _took_all(request: WaitingClaim, answer: Answer | None) -> bool:
     return answer is None or (answer.claimed is not None and len(answer.claimed.tasks) < request.limit)
 
 
-def _note_what_is_left(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, tried: int) -> None:
+def _due_tasks(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> DueTasks:
+    kinds = {kind for request in requests for kind in request.kinds}
+    return DueTasks(turn, kinds, wanted=sum(request.limit for request in requests))
+
+
+def _note_what_is_left(
+    turn: UnitOfWork, kinds: set[str], emptied: set[str], full: Mapping[str, tuple[float, Why]], *, tried: int
+) -> None:
     """Note which of these kinds still have due tasks, and when the next are due, so that parked claims are woken.
+
+    Tasks of kinds that are `full` cannot start now.
 
     Due tasks of a kind that a claim has `emptied` are locked by another node. They are looked at again a little later:
     a claim that was woken at once would find them locked again, and so on without an end.
@@ -94,7 +107,11 @@ def _note_what_is_left(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, 
     for kind in kinds.difference(lane.kind for lane in lanes if lane.due_at <= turn.now):
         turn.taken(kind)
     for lane in lanes:
-        if lane.due_at <= turn.now and lane.kind in emptied:
+        if lane.due_at <= turn.now and lane.kind in full:
+            again_at, why = full[lane.kind]
+            turn.full(lane.kind, again_at)
+            turn.counted[lane.kind, "limited", why] = 1
+        elif lane.due_at <= turn.now and lane.kind in emptied:
             turn.taken(lane.kind)
             turn.ready(lane.kind, turn.now + _LOCKED)
         else:
@@ -143,14 +160,10 @@ def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answ
     return {id(request): Answer(Claimed(tasks=[], waited=0.0)) for request in requests}
 
 
-def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
+def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTasks) -> dict[int, Answer]:
     """Grant due tasks to these claims, and return the answers of those that get any or must be tried again."""
-    due_tasks = DueTasks(
-        turn,
-        {kind for request in requests for kind in request.kinds},
-        wanted=sum(request.limit for request in requests),
-    )
     granted, skipped = _granted(turn, requests, due_tasks)
+    due_tasks.rooms.save()
     gates.shut_out(turn, due_tasks.sieve.shut_out)
     if due_tasks.sieve.is_full:  # there may be open tasks behind those
         skipped = requests

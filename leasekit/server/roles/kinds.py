@@ -8,8 +8,10 @@ import msgspec
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.roles.frontend import moment
+from leasekit.server.rooms import Rooms
 from leasekit.server.store import KindRow, View
 from leasekit.server.store.kind_defaults import decoded
+from leasekit.server.store.kind_rules import rules_of
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import KindInfo, KindSettings
 
@@ -41,6 +43,9 @@ def change(turn: UnitOfWork, changes: Sequence[KindChange]) -> list[KindInfo | N
             turn.tx.set_kind(kind, data, at=turn.now, by=by)
             rows[kind] = KindRow(kind, data, turn.now, by, 0)
             turn.tell_of_kind(kind, by)
+            if settings is not None:
+                Rooms.refit(turn, kind, rules_of(settings))
+            turn.freed(kind)
         answers.append(_info(rows[kind]) if kind in rows else None)
     return answers
 

@@ -352,6 +352,10 @@ class View(Protocol):
         """Return the keys of these tasks; tasks without one are left out."""
         ...
 
+    def running(self, kinds: Collection[str]) -> dict[str, int]:
+        """Count the leased tasks of each of these kinds; kinds without any are left out."""
+        ...
+
     def free_names(self, *, until: float, limit: int) -> list[int]:
         """Return up to `limit` waiting tasks that stand for names (`named`, `once`) and have been due since `until`."""
         ...
@@ -556,6 +560,21 @@ class Tx(View, Protocol):
 
     def unpark(self, seqs: Collection[int]) -> None:
         """Remove the notes that these tasks are parked."""
+        ...
+
+    def begin_starts(self, kinds: Collection[str]) -> Collection[str]:
+        """Keep other writers from starting tasks of these kinds with limits until this transaction ends.
+
+        Return the kinds of which no other writer starts tasks now. All that is read afterwards is as it left them.
+        """
+        ...
+
+    def buckets(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        """Return when these token buckets (kind, key) are full again; those that are not kept are left out."""
+        ...
+
+    def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
+        """Add token buckets, or replace those that this transaction has read or written."""
         ...
 
     def latest_time(self) -> float:

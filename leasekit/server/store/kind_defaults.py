@@ -1,12 +1,14 @@
-"""The settings of kinds, and the gates, as a node keeps them from one transaction to the next."""
+"""What a node keeps of kinds from one transaction to the next: their settings, the gates, and whose turn it is."""
 
 import logging
 from collections.abc import Mapping
 
 import msgspec
 
+from leasekit.server.kind_clock import KindClock
 from leasekit.server.store import KindRow, Tx
 from leasekit.server.store.gates import Gates
+from leasekit.server.store.kind_rules import NO_RULES, KindRules, rules_of
 from leasekit.task import CompleteSettings, KindSettings, effective
 
 logger = logging.getLogger("leasekit.server")
@@ -40,6 +42,8 @@ class KindDefaults:
         self._of_kind: dict[str, CompleteSettings] = {}
         self.fair: set[str] = set()  # the kinds in which a collection is the key of its tasks
         self.gates = Gates()  # as of the last `read`, also for other threads
+        self.rules: Mapping[str, KindRules] = {}  # the same, of the kinds that have any; replaced, never changed
+        self.clock = KindClock()
 
     def read(self, tx: Tx) -> Mapping[str, CompleteSettings]:
         """Return the complete settings of each kind that has any."""
@@ -47,13 +51,18 @@ class KindDefaults:
         if last != self._change:
             if last < self._change:
                 self.clear()
+            rules = dict(self.rules)
             for row in tx.kinds(after=self._change):
                 self._of_kind.pop(row.name, None)
                 self.fair.discard(row.name)
+                rules.pop(row.name, None)
                 if (settings := decoded(row)) is not None:
                     self._of_kind[row.name] = effective(settings)
                     if settings.fair is True:
                         self.fair.add(row.name)
+                    if (of_kind := rules_of(settings)) != NO_RULES:
+                        rules[row.name] = of_kind
+            self.rules = rules
             self.gates = Gates(tx.gates())
             self._change = last
         return self._of_kind
@@ -64,3 +73,4 @@ class KindDefaults:
         self._of_kind = {}
         self.fair = set()
         self.gates = Gates()
+        self.rules = {}

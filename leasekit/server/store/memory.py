@@ -4,6 +4,7 @@ import bisect
 import math
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
@@ -101,6 +102,7 @@ class _Tables:
         self.kinds: dict[str, KindRow] = {}
         self.gates: dict[tuple[str, str], GateRow] = {}
         self.parked: dict[int, tuple[float, str]] = {}  # when a task was due, and its collection
+        self.buckets: dict[tuple[str, str], float] = {}
         self.changes: dict[None, int] = {None: 0}  # the number of the last change of a kind or gate
 
     def remove(self, row: Trigger) -> None:
@@ -272,6 +274,9 @@ class _MemoryView(View):
 
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return {seq: due_at for seq, (due_at, _) in _chosen(self._tables.parked, seqs).items()}
+
+    def running(self, kinds: Collection[str]) -> dict[str, int]:
+        return Counter(row.kind for row in self._leased() if row.kind in kinds)
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
         lanes = (lane for kind, of in self._tables.lanes.items() if kind.startswith(PREFIXES) for lane in of.values())
@@ -498,6 +503,16 @@ class _MemoryTx(_MemoryView, Tx):
     def unpark(self, seqs: Collection[int]) -> None:
         for seq in seqs:
             self._drop(self._tables.parked, seq)
+
+    def begin_starts(self, kinds: Collection[str]) -> Collection[str]:
+        return kinds
+
+    def buckets(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        return _chosen(self._tables.buckets, keys)
+
+    def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
+        for key, at in full_at.items():
+            self._put(self._tables.buckets, key, at)
 
     def latest_time(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)

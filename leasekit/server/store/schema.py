@@ -1,7 +1,8 @@
 """The tables of an SQL store, for SQLAlchemy. A change needs a migration of older stores, in `sqlite/migrations/`.
 
 `task` is written once; `trigger` is small and changes often. Two partial indexes order `trigger` by next trigger time,
-one for waiting tasks and one for leased tasks; a third orders ended tasks by their end.
+one for waiting tasks and one for leased tasks; a third counts leased tasks by kind; a fourth orders ended tasks by
+their end.
 """
 
 import sqlalchemy as sa
@@ -93,6 +94,7 @@ def is_leased() -> ColumnElement[bool]:
 
 sa.Index("ix_trigger_waiting", trigger.c.kind, trigger.c.priority, trigger.c.next_trigger_at, sqlite_where=is_waiting())
 sa.Index("ix_trigger_leased", trigger.c.next_trigger_at, sqlite_where=is_leased())
+sa.Index("ix_trigger_running", trigger.c.kind, sqlite_where=is_leased())
 sa.Index("ix_trigger_ended", trigger.c.ended_at, sqlite_where=trigger.c.ended_at.is_not(None))
 
 progress = sa.Table(
@@ -239,6 +241,17 @@ _LANE_OF_SHARE = (share.c.kind, share.c.priority)
 sa.Index("ix_share_active", *_LANE_OF_SHARE, share.c.taken, share.c.key, sqlite_where=sa.text("active = 1"))
 sa.Index("ix_share_joining", *_LANE_OF_SHARE, share.c.due_at, sqlite_where=is_joining())
 sa.Index("ix_share_idle", *_LANE_OF_SHARE, share.c.taken, sqlite_where=is_idle())
+
+# The token buckets of kinds with a rate. No bucket: it is full. The key is empty if the bucket is that of a whole kind.
+bucket = sa.Table(
+    "bucket",
+    metadata,
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("full_at", sa.Double, nullable=False),
+    sa.PrimaryKeyConstraint("kind", "key"),
+    sqlite_with_rowid=False,
+)
 
 # As Alembic itself would create it, with one row.
 version = sa.Table(

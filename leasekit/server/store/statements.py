@@ -18,6 +18,7 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from leasekit.named import PREFIXES
 from leasekit.server.store.schema import (
     QUEUED_AT,
+    bucket,
     claim,
     dedupe,
     gate,
@@ -500,6 +501,18 @@ PARKED = Statement(
 PARKED_TASKS = Statement(select(parked.c.seq, parked.c.due_at).where(_is_one_of(parked.c.seq, "seqs")))
 ADD_PARKED = Insert(parked)
 DROP_PARKED = Statement(sa.delete(parked).where(_is_one_of(parked.c.seq, "seqs")))
+RUNNING = Statement(
+    select(trigger.c.kind, func.count())
+    .where(is_leased(), _is_one_of(trigger.c.kind, "kinds"))
+    .group_by(trigger.c.kind)
+)
+BUCKETS = Statement(select(bucket).where(_is_one_pair_of(bucket.c.kind, bucket.c.key, "pairs")))
+ADD_BUCKET = Insert(bucket)
+SET_BUCKET = Statement(
+    sa.update(bucket)
+    .where(bucket.c.kind == bindparam("of_kind", type_=sa.Text), bucket.c.key == bindparam("of_key", type_=sa.Text))
+    .values(full_at=bindparam("at", type_=sa.Double))
+)
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(
     sa.update(store).values(

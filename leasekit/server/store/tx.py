@@ -173,6 +173,9 @@ class SqlView(View):
     def keys(self, seqs: Collection[int]) -> dict[int, str]:
         return {row[0]: row[3] for row in self._session.rows(sql.KEYED, seqs=seqs) if isinstance(row[3], str)}
 
+    def running(self, kinds: Collection[str]) -> dict[str, int]:
+        return {row[0]: row[1] for row in self._session.rows(sql.RUNNING, kinds=kinds)}
+
     def free_names(self, *, until: float, limit: int) -> list[int]:
         return [row[0] for row in self._session.rows(sql.FREE_NAMES, now=until, most=limit)]
 
@@ -198,6 +201,7 @@ class SqlTx(SqlView, Tx):
         self._keyed = KeyedTasks(session)
         self._walk = walk
         self._firsts: set[tuple[str, str]] = set()  # the keys of which this transaction has seen the first tasks
+        self._buckets: set[tuple[str, str]] = set()  # those that this transaction has seen
 
     def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
         self._session.insert(sql.ADD_TASKS, [_astuple(entity) for entity in entities])
@@ -399,6 +403,22 @@ class SqlTx(SqlView, Tx):
 
     def unpark(self, seqs: Collection[int]) -> None:
         self._session.run(sql.DROP_PARKED, seqs=seqs)
+
+    def begin_starts(self, kinds: Collection[str]) -> Collection[str]:
+        return kinds
+
+    def buckets(self, keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
+        rows = self._session.rows(sql.BUCKETS, pairs=keys)
+        self._buckets.update((row[0], row[1]) for row in rows)
+        return {(row[0], row[1]): row[2] for row in rows if damage.is_number(row[2])}
+
+    def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
+        new = [(*key, at) for key, at in full_at.items() if key not in self._buckets]
+        for (kind, key), at in full_at.items():
+            if (kind, key) in self._buckets:
+                self._session.run(sql.SET_BUCKET, of_kind=kind, of_key=key, at=at)
+        self._session.insert(sql.ADD_BUCKET, new)
+        self._buckets.update(full_at)
 
     def latest_time(self) -> float:
         return max([row[0] for row in self._session.rows(sql.LATEST) if damage.is_number(row[0])], default=0.0)

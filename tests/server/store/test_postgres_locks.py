@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -125,9 +126,9 @@ async def test_a_claim_that_finds_only_a_locked_task_looks_again_after_a_pause(
     looks: list[set[str]] = []
     note = claims._note_what_is_left
 
-    def noted(turn: UnitOfWork, kinds: set[str], emptied: set[str], *, tried: int) -> None:
+    def noted(turn: UnitOfWork, kinds: set[str], emptied: set[str], *rest: Any, tried: int) -> None:
         looks.append(emptied)
-        note(turn, kinds, emptied, tried=tried)
+        note(turn, kinds, emptied, *rest, tried=tried)
 
     monkeypatch.setattr(claims, "_note_what_is_left", noted)
     monkeypatch.setattr(claims, "_LOCKED", 3600)

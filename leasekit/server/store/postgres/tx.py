@@ -28,6 +28,10 @@ _WRITERS, _CHANGER = 7_205_759_403_792_795, 7_205_759_403_792_796
 JOIN_WRITERS = f"SELECT pg_catalog.pg_advisory_xact_lock_shared({_WRITERS})"
 _BE_THE_CHANGER = f"SELECT pg_catalog.pg_try_advisory_xact_lock({_CHANGER})"
 _BE_ALONE = f"SELECT pg_catalog.pg_advisory_xact_lock({_WRITERS})"
+# Of two nodes, one has the lock of a kind whose tasks it starts; `hashtext` is the same for all sessions of a database.
+_STARTS = 1_818_583_923
+_TRY = f"pg_catalog.pg_try_advisory_xact_lock({_STARTS}, pg_catalog.hashtext(kind))"
+_BEGIN_STARTS = f"SELECT kind FROM pg_catalog.unnest(%s::text[]) AS kind WHERE {_TRY}"  # noqa: S608
 _HAS_KINDS = "SELECT pg_catalog.to_regclass('leasekit.kind') IS NOT NULL"
 _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
@@ -288,6 +292,9 @@ class PostgresTx(SqlTx, PostgresView):
         if self.execute(_BE_THE_CHANGER) != [(True,)]:
             raise Contended("another node changes kinds or gates")  # repeated, which waits for the end of that
         self.execute(_BE_ALONE)
+
+    def begin_starts(self, kinds: Collection[str]) -> Collection[str]:
+        return [kind for (kind,) in self.execute(_BEGIN_STARTS, array(kinds))]
 
     def give_back(self, *, most: int) -> None:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")

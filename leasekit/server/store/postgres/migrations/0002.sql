@@ -1,5 +1,5 @@
--- The settings of kinds, gates, and the keys of tasks. Each change of a kind or a gate counts up `kind_change`, by which
--- the nodes see that they must read again.
+-- The settings of kinds with their limits, gates, and the keys of tasks. Each change of a kind or a gate counts up
+-- `kind_change`, by which the nodes see that they must read again.
 
 ALTER TABLE leasekit.store ADD COLUMN kind_change bigint NOT NULL DEFAULT 0;
 
@@ -55,3 +55,14 @@ CREATE TABLE leasekit.share (
 CREATE INDEX ix_share_active ON leasekit.share (kind, priority, taken, key) WHERE active;
 CREATE INDEX ix_share_joining ON leasekit.share (kind, priority, due_at) WHERE NOT active AND due_at IS NOT NULL;
 CREATE INDEX ix_share_idle ON leasekit.share (kind, priority, taken) WHERE due_at IS NULL;
+
+-- Token buckets of kinds with a rate. No bucket: it is full. The key is empty if the bucket is that of a whole kind.
+CREATE TABLE leasekit.bucket (
+    kind text COLLATE "C" NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    full_at double precision NOT NULL,
+    PRIMARY KEY (kind, key)
+);
+
+-- Live leases are counted by kind.
+CREATE INDEX ix_trigger_running ON leasekit.trigger (kind) WHERE owner IS NOT NULL;

@@ -1,4 +1,4 @@
-"""The settings of kinds, the gates of kinds and collections, and the keys of tasks."""
+"""The settings of kinds with their limits, the gates of kinds and collections, and the keys of tasks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the tables of kinds, gates, parked tasks, keys and shares, and the number of the last change of a kind."""
+    """Add the tables of kinds, gates, keys and token buckets, and what else they need in other tables."""
     op.add_column("store", sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "kind",
@@ -70,3 +70,12 @@ def upgrade() -> None:
         ("idle", ["taken"], "due_at IS NULL"),
     ):
         op.create_index(f"ix_share_{name}", "share", ["kind", "priority", *columns], sqlite_where=sa.text(where))
+    op.create_table(
+        "bucket",
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("key", sa.Text, nullable=False),
+        sa.Column("full_at", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("kind", "key"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_trigger_running", "trigger", ["kind"], sqlite_where=sa.text("owner IS NOT NULL"))

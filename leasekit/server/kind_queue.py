@@ -1,0 +1,95 @@
+"""The due tasks of one kind that compete with those of other kinds for the same claims."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from leasekit.server.rooms import Rooms
+from leasekit.server.store import Trigger
+from leasekit.server.store.kind_rules import KindRules
+
+
+class LaneReader(Protocol):
+    """The due tasks of one lane, in order."""
+
+    priority: int
+    due_at: float
+    """When the first task was due, as far as is known without a look."""
+
+    def head(self) -> tuple[float, int] | None:
+        """Return when the first task was due, and its `seq`; None if no task is left."""
+        ...
+
+    def pop(self) -> Trigger:
+        """Take the first task."""
+        ...
+
+    def take(self, limit: int) -> list[Trigger]:
+        """Take up to `limit` tasks."""
+        ...
+
+    def put_back(self, row: Trigger) -> None:
+        """Put a task that was taken back, so that it is the first again."""
+        ...
+
+
+class Part(NamedTuple):
+    """A lane, as far as its tasks compete at one level: those that were due by `until`."""
+
+    reader: LaneReader
+    until: float = math.inf
+
+
+class KindQueue:
+    """The tasks of a kind at one level, the longest due first, as many as its limits leave."""
+
+    def __init__(self, kind: str, rules: KindRules, rooms: Rooms) -> None:
+        self.kind = kind
+        self.weight = rules.weight
+        self._rooms = rooms
+        self._parts: list[Part] = []
+
+    @property
+    def due_at(self) -> float:
+        """When the first task was due, as far as is known without a look."""
+        return min(part.reader.due_at for part in self._parts)
+
+    def add(self, part: Part) -> None:
+        self._parts.append(part)
+
+    def pop(self) -> Trigger | None:
+        """Take the first task; None: no task is left that may start."""
+        if self._rooms.left(self.kind) <= 0:
+            return None
+        heads = [(head, at) for at, part in enumerate(self._parts) if (head := part.reader.head()) is not None]
+        heads = [(head, at) for head, at in heads if head[0] <= self._parts[at].until]
+        if not heads:
+            return None
+        self._rooms.start(self.kind)
+        return self._parts[min(heads)[1]].reader.pop()
+
+    def take(self, limit: int) -> list[Trigger]:
+        """Take up to `limit` tasks."""
+        if len(self._parts) == 1 and self._parts[0].until == math.inf:
+            rows = self._parts[0].reader.take(min(limit, self._rooms.left(self.kind)))
+            self._rooms.start(self.kind, len(rows))
+            return rows
+        rows = []
+        while len(rows) < limit and (row := self.pop()) is not None:
+            rows.append(row)
+        return rows
+
+
+def levels(
+    kinds: Sequence[tuple[str, KindRules, Sequence[LaneReader]]], rooms: Rooms, *, now: float
+) -> list[tuple[int, list[KindQueue]]]:
+    """Return the levels at which these kinds compete, the most urgent first: priorities, and 0 for what has aged."""
+    found: dict[int, dict[str, KindQueue]] = {}
+    for kind, rules, readers in kinds:
+        for reader in readers:
+            parts = [(reader.priority, Part(reader))]
+            if reader.priority and reader.due_at <= now - rules.aging:
+                parts.append((0, Part(reader, now - rules.aging)))
+            for level, part in parts:
+                found.setdefault(level, {}).setdefault(kind, KindQueue(kind, rules, rooms)).add(part)
+    return [(level, list(queues.values())) for level, queues in sorted(found.items())]

@@ -269,4 +269,4 @@ def _print_one(kind: str, info: KindInfo | None, *, as_json: bool) -> None:
         elif name in BY_DEFAULT:
             output.print_line([name, shown(name, BY_DEFAULT[name]), "default"])
         else:
-            output.print_line([name, "", "service"])
+            output.print_line([name, "", "service" if name == "retention" else "default"])

@@ -127,7 +127,7 @@ def shown(name: str, value: Any) -> str:
 def _starts(rate: float) -> str:
     """Return starts a second, or by the first longer time in which they are a whole number."""
     for size, unit in ((1, ""), *((size, f"/{unit}") for size, unit in reversed(_UNITS))):
-        if abs(rate * size - round(rate * size)) < 1e-9 * rate * size:  # 10/m is no number that a computer can write
+        if round(rate * size) / size == rate:
             return f"{round(rate * size)}{unit}"
     return f"{rate!r}"
 

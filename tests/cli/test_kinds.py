@@ -227,6 +227,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     | st.builds(FixedDelays, waits=st.lists(seconds, min_size=1, max_size=5)),
     "dedupe_window": st.none() | seconds,
     "retention": seconds.filter(lambda it: it >= 60),
+    "concurrency": st.integers(1, 1_000_000),
+    "rate": st.floats(1e-6, 1e5)
+    | st.tuples(st.integers(1, 1000), st.sampled_from([1, 60, 3600, 86_400])).map(lambda it: it[0] / it[1]),
+    "burst": st.integers(1, 1_000_000),
+    "weight": st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0]),
+    "aging": seconds,
 }
 
 
@@ -238,4 +244,24 @@ def test_what_is_shown_of_a_setting_can_be_typed(setting: tuple[str, Any]) -> No
 
 
 def test_every_setting_can_be_typed() -> None:
-    assert {*FORMS} == {*KindSettings.__struct_fields__} == {*CompleteSettings.__struct_fields__, "retention"}
+    of_kind = {"retention", "concurrency", "rate", "burst", "weight", "aging"}
+    assert {*FORMS} == {*KindSettings.__struct_fields__} == {*CompleteSettings.__struct_fields__, *of_kind}
+    assert {*FORMS} == {*VALUES}
+
+
+def test_a_rate_is_given_by_the_time_in_which_it_is_a_whole_number(run: Run, client: Client) -> None:
+    assert run("kinds", "set", "report", "rate=30/m").stdout == "report: rate default → 30/m\n"
+    assert run("kinds", "set", "report", "rate=7/m", "burst=2").stdout.splitlines()[0] == "report: rate 30/m → 7/m"
+    assert of(client, "report") == KindSettings(rate=7 / 60, burst=2)
+
+
+def test_a_burst_without_a_rate_is_refused(run: Run, file: Path) -> None:
+    done = run("kinds", "set", "report", "burst=2")
+    assert (done.exit_code, done.stderr) == (2, "leasekit kinds: burst needs a rate: set that too\n")
+    run("kinds", "set", "report", "rate=1", "burst=2")
+    assert "burst needs a rate" in run("kinds", "set", "report", "rate=default").stderr
+    file.write_text("[report]\nburst = 2\n[mail]\nrate = 0", encoding="utf-8")
+    done = run("kinds", "apply", str(file), "--yes")
+    assert done.exit_code == 2
+    assert "[report] burst needs a rate" in done.stderr
+    assert "[mail] rate cannot be 0" in done.stderr

@@ -37,7 +37,7 @@ EXAMPLES: dict[str, Any] = {
         "results": [{"id": "report-7", "token": "a-token-from-a-claim", "outcome": "success", "result": {"pages": 12}}],
     },
     "CancelRequest": {"ids": ["report-7"]},
-    "KindRequest": {"max_attempts": 3, "heartbeat_timeout": 60, "retry": {"policy": "polynomial"}, "retention": 604800},
+    "KindRequest": {"max_attempts": 3, "retry": {"policy": "polynomial"}, "retention": 604800, "concurrency": 4},
     "GateRequest": {"mode": "pause", "duration": 3600, "reason": "the printer is on fire"},
     "PurgeRequest": {"kind": "report", "status": "success", "older_than": 604800},
     "VacuumRequest": {},
@@ -135,6 +135,7 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     schemas["GateRequest"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("until", "duration")]
     schemas["SettlementItem"]["anyOf"] = _THEN
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
+    schemas["KindRequest"]["dependentRequired"] = {"burst": ["rate"]}
     for name, pattern in _CURSORS.items():
         schemas[name]["properties"]["cursor"]["anyOf"][0]["pattern"] = pattern
     schemas["PurgeRequest"]["properties"]["status"]["anyOf"][0] = {"enum": [str(it) for it in Status if it.ended]}

@@ -55,6 +55,11 @@ class Kinds(SchedulerBase):
             dedupe_window=60.0,
             retention=3600.0,
             fair=True,
+            concurrency=3,
+            rate=0.5,
+            burst=2,
+            weight=1.5,
+            aging=60.0,
         )
         assert (await setting.set_kind(kind, settings)).settings == settings
         info = await setting.kind(kind)

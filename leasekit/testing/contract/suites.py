@@ -11,6 +11,7 @@ from leasekit.testing.contract.kinds import Kinds
 from leasekit.testing.contract.limits import Limits
 from leasekit.testing.contract.naming import Naming
 from leasekit.testing.contract.purging import Purging
+from leasekit.testing.contract.quotas import Quotas
 from leasekit.testing.contract.reading import Reading
 from leasekit.testing.contract.redriving import Redriving
 from leasekit.testing.contract.retries import Retries
@@ -39,7 +40,19 @@ class BackendContract(Claiming, Granting, Beating, Batching, Settling):
 
 
 class SchedulerContract(
-    BackendContract, Scheduling, Retries, Limits, Successors, Cancelling, Reading, Naming, Purging, Kinds, Gates, Shares
+    BackendContract,
+    Scheduling,
+    Retries,
+    Limits,
+    Successors,
+    Cancelling,
+    Reading,
+    Naming,
+    Purging,
+    Kinds,
+    Gates,
+    Shares,
+    Quotas,
 ):
     """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger`, `KindDirectory` and
     `GateDirectory` if it is one.

@@ -74,6 +74,66 @@ async def test_the_settings_of_a_kind_hold_on_all_nodes_from_their_commit_on(nod
     assert [info.kind for info in await others[0].kinds()] == ["k"]
 
 
+async def test_no_instant_has_more_leases_than_the_concurrency_of_their_kind_on_all_nodes_together(
+    nodes: list[Engine], url: str
+) -> None:
+    count, places = 200, 4
+    await nodes[0].set_kind("k", KindSettings(concurrency=places), by=None)
+    await nodes[0].schedule([NewTask(kind="k", id=f"t{n}") for n in range(count)])
+    seen, done = Counter[int](), list[str]()
+
+    async def work(number: int) -> None:
+        node, turn = nodes[number % NODES], 0
+        while len(done) < count:
+            for task in await taken(node, wait=1, limit=3, worker=f"w{number}", claim_id=f"{number}-{turn}"):
+                await node.results(f"w{number}", [Settlement(id=task.id, token=task.token, outcome="success")])
+                done.append(task.id)
+            turn += 1
+
+    async def watch(connection: psycopg.AsyncConnection[tuple[int]]) -> None:
+        while len(done) < count:
+            cursor = await connection.execute("SELECT count(*) FROM leasekit.trigger WHERE owner IS NOT NULL")
+            seen[(await cursor.fetchone() or (0,))[0]] += 1
+
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await asyncio.gather(watch(connection), *map(work, range(3 * NODES)))
+    assert sorted(done) == sorted(f"t{n}" for n in range(count))
+    assert max(seen) == places
+
+
+async def test_a_claim_of_one_node_hears_of_a_place_that_is_free_on_another(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasekit.server.engine._PERIOD", 3600.0)  # no node looks by itself
+    monkeypatch.setattr("leasekit.server.rooms._LOOK", 3600.0)
+    async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
+        for node in (first, second):
+            await node.tick()
+        await first.set_kind("k", KindSettings(concurrency=1), by=None)
+        await first.schedule([NewTask(kind="k", id=task_id) for task_id in ("a", "b")])
+        (held,) = await taken(first)
+        waiting = asyncio.create_task(taken(second, wait=60, claim_id="d"))
+        await until(lambda: "k" in second._long_polls._full)
+        await first.results("w", [Settlement(id=held.id, token=held.token, outcome="success")])
+        assert [task.id for task in await waiting] == ["b"]
+
+
+async def test_a_node_that_finds_another_starting_tasks_of_a_limited_kind_does_not_wait_for_it(url: str) -> None:
+    async with Engine(PostgresStore(url)) as node:
+        await node.set_kind("k", KindSettings(concurrency=1), by=None)
+        await node.schedule([NewTask(kind="k", id="a"), NewTask(kind="other", id="b")])
+        stranger = PostgresStore(url)
+        stranger.open()
+        with stranger.transaction() as tx:
+            assert tx.begin_starts(["k"]) == ["k"]
+            claimed = await node.claim(worker="w", kinds=["k", "other"], limit=5, wait=0, claim_id="c")
+            assert [task.id for task in claimed.tasks] == ["b"]
+            waiting = asyncio.create_task(taken(node, wait=60, claim_id="d"))
+            await until(lambda: "k" in node._long_polls._full)
+        stranger.close()
+        assert [task.id for task in await waiting] == ["a"]
+
+
 async def test_changes_of_kinds_on_all_nodes_at_once_are_one_after_another(nodes: list[Engine]) -> None:
     async def change(number: int) -> None:
         await nodes[number % NODES].set_kind(f"k{number % 5}", KindSettings(max_attempts=1 + number), by=None)

@@ -10,6 +10,11 @@ SET xmloption = content;
 SET client_min_messages = warning;
 SET row_security = off;
 CREATE SCHEMA leasekit;
+CREATE TABLE leasekit.bucket (
+    kind text NOT NULL COLLATE pg_catalog."C",
+    key text NOT NULL COLLATE pg_catalog."C",
+    full_at double precision NOT NULL
+);
 CREATE TABLE leasekit.claim (
     worker text NOT NULL COLLATE pg_catalog."C",
     claim_id text NOT NULL COLLATE pg_catalog."C",
@@ -166,6 +171,7 @@ CREATE TABLE leasekit.version (
     number integer NOT NULL,
     made_at timestamp with time zone NOT NULL
 );
+INSERT INTO leasekit.bucket VALUES ('waiting', '', 1795469460);
 INSERT INTO leasekit.claim VALUES ('one', 'first', 1795469459.503321, 0.0003762245178222656, '\x5b5b312c223565666433303361373132396132636339616636363133666635313766376430225d5d');
 INSERT INTO leasekit.claim VALUES ('one', 'second', 1795469459.574233, 0.0004394054412841797, '\x5b5b322c223231666639653666323833356536316138383832373838376431383961363037225d5d');
 INSERT INTO leasekit.claim VALUES ('one', 'third', 1795469459.59019, 0, '\x5b5b352c226465353962613631333130346433393234623365323033316338633633383061225d5d');
@@ -206,6 +212,8 @@ INSERT INTO leasekit.trigger VALUES (5, 'dead', 'dead', 2, 300, 300, 'dead', 1, 
 INSERT INTO leasekit.version VALUES (1, '2026-11-23 21:30:57.077121+00');
 INSERT INTO leasekit.version VALUES (2, '2026-11-24 00:19:01.828552+00');
 SELECT pg_catalog.setval('leasekit.task_seq', 1, true);
+ALTER TABLE ONLY leasekit.bucket
+    ADD CONSTRAINT bucket_pkey PRIMARY KEY (kind, key);
 ALTER TABLE ONLY leasekit.claim
     ADD CONSTRAINT claim_pkey PRIMARY KEY (worker, claim_id);
 ALTER TABLE ONLY leasekit.dedupe
@@ -246,4 +254,5 @@ CREATE INDEX ix_share_joining ON leasekit.share USING btree (kind, priority, due
 CREATE INDEX ix_parked_seq ON leasekit.parked USING btree (seq);
 CREATE INDEX ix_trigger_ended ON leasekit.trigger USING btree (ended_at, seq) WHERE (ended_at IS NOT NULL);
 CREATE INDEX ix_trigger_leased ON leasekit.trigger USING btree (next_trigger_at) WHERE (owner IS NOT NULL);
+CREATE INDEX ix_trigger_running ON leasekit.trigger USING btree (kind) WHERE (owner IS NOT NULL);
 CREATE INDEX ix_trigger_waiting ON leasekit.trigger USING btree (kind, priority, next_trigger_at, seq) WHERE ((owner IS NULL) AND (next_trigger_at IS NOT NULL));

@@ -1,4 +1,4 @@
-"""Whose turn it is: kinds with due tasks of one priority share claims by their weights.
+"""A clock of kinds: those with due tasks of one priority take turns, by their weights.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): each task of a kind takes 1 / weight of virtual time, and the
 kind whose next task starts first by that time has its turn. A kind that was away for a while starts with the others: it

@@ -23,7 +23,7 @@ _LOOK = 1.0  # the same for a kind without a free place, in case that nobody tel
 
 
 class Room:
-    """What is left of the limits of one kind."""
+    """A kind with a limit: how many of its tasks may still start."""
 
     def __init__(self, now: float, *, places: int, bucket: Bucket | None) -> None:
         self._now = now
@@ -58,7 +58,7 @@ class _OfAnotherNode(Room):
 
 
 class Rooms:
-    """What is left of the limits of some kinds, in one transaction."""
+    """The kinds with a limit of one transaction."""
 
     def __init__(self, turn: UnitOfWork, kinds: Collection[str]) -> None:
         self._tx = turn.tx

@@ -1,4 +1,4 @@
-"""What a node keeps of kinds from one transaction to the next: their settings, the gates, and whose turn it is."""
+"""The memory of kinds that a node keeps from one transaction to the next: their settings, gates and turns."""
 
 import logging
 from collections.abc import Mapping

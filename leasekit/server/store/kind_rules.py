@@ -1,4 +1,4 @@
-"""The rules that a kind sets for itself as a whole, complete: its limits, and its share among other kinds."""
+"""Rules of kinds as a whole, complete: their limits, and their shares."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from leasekit.task import KindSettings
 
 
 class KindRules(NamedTuple):
-    """What holds for a kind as a whole. `KindSettings` has the meanings."""
+    """The rules of one kind. `KindSettings` has the meanings."""
 
     concurrency: int | None = None
     rate: float | None = None

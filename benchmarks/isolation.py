@@ -1,8 +1,8 @@
 """How much a kind that is scheduled at ten times its quota delays another kind, over HTTP.
 
-The kind `loud` may start a hundred tasks a second (`rate`), and is scheduled at none, at its quota, and at ten times its
-quota. The kind `timed` is scheduled at 50/s. One worker runs both; the start latency is that of `timed` alone, from its
-schedule to the first line of its handler. The goal: ten times the quota at most doubles the p99 of the quota itself.
+The kind `loud` may start a hundred tasks a second (`rate`), and is scheduled at none, at its quota, and at ten times
+its quota. The kind `timed` is scheduled at 50/s. One worker runs both; the start latency is that of `timed` alone, from
+its schedule to the first line of its handler. The goal: ten times the quota at most doubles the p99 of the quota itself.
 """
 
 import asyncio

@@ -52,6 +52,18 @@ server.store.postgres.tx:PostgresTx.finish
 + )
 tests/server/store/test_postgres_nodes.py::test_fifty_claimers_over_three_nodes_never_share_a_task
 
+limited-kind-started-by-two-nodes: Two nodes count the leases of a kind at once, and each takes the last place.
+server.store.postgres.tx:PostgresTx.begin_starts
+- return ...
++ return kinds
+tests/server/store/test_postgres_nodes.py::test_a_node_that_finds_another_starting_tasks_of_a_limited_kind_does_not_wait_for_it
+
+free-place-not-told-to-nodes: A node is not told that a place is free, and finds out by a look.
+server.neighbours:Neighbours._gathered
+- newly.freed
++ 0
+tests/server/store/test_postgres_nodes.py::test_a_claim_of_one_node_hears_of_a_place_that_is_free_on_another
+
 claim-repeat-at-another-node-grants-anew: A claim that waits at two nodes is granted tasks at both.
 server.commit:GroupCommit._begin_turn
 - self._is_repeated or ...

@@ -284,7 +284,9 @@ async def get_kind(request: ApiRequest, params: OneKind) -> KindInfo:
 
 @put("/v1/kinds/{kind}", _WRITES)
 async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) -> KindInfo:
-    """Replace all settings of a kind, for tasks that are scheduled from then on. `worker` is for the log."""
+    """Replace all settings of a kind, for tasks that are scheduled from then on; its limits hold at once. `worker` is
+    for the log.
+    """
     info = await request.parts.engine.set_kind(params.kind, body, by=_client(request, params.worker))
     assert info is not None  # noqa: S101 - it was just set
     return info

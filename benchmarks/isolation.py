@@ -2,7 +2,7 @@
 
 The kind `loud` may start a hundred tasks a second (`rate`), and is scheduled at none, at its quota, and at ten times
 its quota. The kind `timed` is scheduled at 50/s. One worker runs both; the start latency is that of `timed` alone, from
-its schedule to the first line of its handler. The goal: ten times the quota at most doubles the p99 of the quota itself.
+its schedule to the first line of its handler. The goal: ten times the quota at most doubles the p99 of the quota.
 """
 
 import asyncio

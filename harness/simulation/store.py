@@ -1,6 +1,6 @@
 """A store that logs each lease as it is committed, and that fails on demand."""
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,8 +97,8 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tx, name)
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger]) -> None:
-        self._tx.add(entities, triggers)
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str]) -> None:
+        self._tx.add(entities, triggers, keys)
         self.steps += triggers
 
     def save(self, triggers: Sequence[Trigger]) -> None:

@@ -15,6 +15,7 @@ from harness.simulation.mutants.holder import HOLDER
 from harness.simulation.mutants.mutant import Mutant
 from harness.simulation.mutants.nodes import NODES
 from harness.simulation.mutants.service import SERVICE
+from harness.simulation.mutants.shares import SHARES
 from harness.simulation.mutants.stress import STRESSES
 from harness.simulation.mutants.table import MUTANTS
 
@@ -93,7 +94,7 @@ def test_a_mutant_is_expected_to_break_a_rule_or_a_test_that_is_named(mutant: Mu
 
 
 def test_no_two_mutants_have_one_name() -> None:
-    assert len(MUTANTS) == sum(map(len, (HOLDER, SERVICE, NODES, GATES, BEYOND)))
+    assert len(MUTANTS) == sum(map(len, (HOLDER, SERVICE, NODES, GATES, SHARES, BEYOND)))
 
 
 @pytest.mark.parametrize(

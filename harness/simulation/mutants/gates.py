@@ -64,7 +64,9 @@ tests/model/test_model.py::test_gates
 dropped-before-they-are-due: Tasks of a dropped kind end before they are due.
 server.roles.gates:_drop_lanes
 - if lane.due_at <= turn.now and ended < most:
--     ...
+-     rows = _first(turn, lane, most - ended)
+-     _drop(turn, [(task, row) for task in rows])
+-     ended += len(rows)
 + rows = turn.tx.ready(lane, now=1e12, after=_FIRST, limit=most - ended)
 + _drop(turn, [(task, row) for task in rows])
 + ended += len(rows)

@@ -24,7 +24,7 @@ class Shares(SchedulerBase):
         key = {task_id: None if task_id.startswith("-") else task_id[0] for task_id in ids}
         await service.schedule([NewTask(kind=kind, id=f"{kind}{i}", key=key[i], **options) for i in ids])
 
-    async def granted_of(self, service: Service, kind: str, limit: int = 100) -> list[str]:
+    async def granted_names(self, service: Service, kind: str, limit: int = 100) -> list[str]:
         return [task.id.removeprefix(kind) for task in (await self.claim(service, kind, limit=limit, wait=0)).tasks]
 
     async def test_a_task_with_a_key_is_refused_where_there_are_none(self, backend: Service, kind: str) -> None:
@@ -38,16 +38,16 @@ class Shares(SchedulerBase):
     async def test_tasks_are_granted_one_of_each_key_in_turn(self, sharing: Service, kind: str, limit: int) -> None:
         await self.put_all(sharing, kind, "a1", "a2", "a3", "a4", "b1", "b2", "-1", "-2", "c1")
         granted: list[str] = []
-        while more := await self.granted_of(sharing, kind, limit):
+        while more := await self.granted_names(sharing, kind, limit):
             granted += more
         rounds = [sorted(granted[:4]), sorted(granted[4:7]), granted[7:]]
         assert rounds == [["-1", "a1", "b1", "c1"], ["-2", "a2", "b2"], ["a3", "a4"]]
 
     async def test_a_newcomer_does_not_wait_for_the_backlog_of_another(self, sharing: Service, kind: str) -> None:
         await self.put_all(sharing, kind, *(f"a{n:02}" for n in range(50)))
-        await self.granted_of(sharing, kind, 20)
+        await self.granted_names(sharing, kind, 20)
         await self.put_all(sharing, kind, "b1")
-        assert "b1" in await self.granted_of(sharing, kind, 2)
+        assert "b1" in await self.granted_names(sharing, kind, 2)
 
     async def test_a_task_tells_its_key(self, sharing: Service, kind: str) -> None:
         await self.put_all(sharing, kind, "a1", "-1")
@@ -60,7 +60,7 @@ class Shares(SchedulerBase):
     async def test_priorities_stay_strict(self, sharing: Service, kind: str) -> None:
         await self.put_all(sharing, kind, "a1", "a2", "b1")
         await self.put_all(sharing, kind, "a3", "a4", priority=1)
-        assert await self.granted_of(sharing, kind, 2) == ["a3", "a4"]
+        assert await self.granted_names(sharing, kind, 2) == ["a3", "a4"]
 
     async def test_a_retry_waits_in_the_queue_of_its_key(self, sharing: Service, kind: str) -> None:
         await self.put_all(sharing, kind, "a1", "a2", "b1")
@@ -68,18 +68,18 @@ class Shares(SchedulerBase):
         await self.settle(sharing, task, "release")
         info = await self.info(sharing, task.id)
         assert (info.key, info.attempt) == (task.id.removeprefix(kind)[0], 0)
-        assert sorted(await self.granted_of(sharing, kind)) == ["a1", "a2", "b1"]
+        assert sorted(await self.granted_names(sharing, kind)) == ["a1", "a2", "b1"]
 
     async def test_a_task_with_a_key_can_be_cancelled(self, sharing: Service, kind: str) -> None:
         await self.put_all(sharing, kind, "a1", "a2", "b1")
         (verdict,) = await sharing.cancel([f"{kind}a1"])
         assert verdict.verdict == "cancelled"
-        assert sorted(await self.granted_of(sharing, kind)) == ["a2", "b1"]
+        assert sorted(await self.granted_names(sharing, kind)) == ["a2", "b1"]
 
     async def test_a_future_task_of_a_key_delays_nothing(self, sharing: Service, kind: str) -> None:
         await self.put_all(sharing, kind, "a1", delay=3600.0)
         await self.put_all(sharing, kind, "a2", "b1")
-        assert sorted(await self.granted_of(sharing, kind)) == ["a2", "b1"]
+        assert sorted(await self.granted_names(sharing, kind)) == ["a2", "b1"]
         assert (await self.info(sharing, f"{kind}a1")).at > self.now()
 
     async def test_a_claim_that_waits_gets_a_task_with_a_key(self, sharing: Service, kind: str) -> None:
@@ -94,4 +94,4 @@ class Shares(SchedulerBase):
         tasks = [NewTask(kind=kind, id=f"{kind}{n}", collection="a" if n < 3 else "b") for n in range(4)]
         await sharing.schedule(tasks)
         assert (await self.info(sharing, f"{kind}0")).key == "a"
-        assert sorted(await self.granted_of(sharing, kind, 2)) == ["0", "3"]
+        assert sorted(await self.granted_names(sharing, kind, 2)) == ["0", "3"]

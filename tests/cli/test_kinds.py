@@ -233,6 +233,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "burst": st.integers(1, 1_000_000),
     "weight": st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0]),
     "aging": seconds,
+    "fair": st.booleans(),
 }
 
 

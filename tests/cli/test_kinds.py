@@ -245,7 +245,7 @@ def test_what_is_shown_of_a_setting_can_be_typed(setting: tuple[str, Any]) -> No
 
 
 def test_every_setting_can_be_typed() -> None:
-    of_kind = {"retention", "concurrency", "rate", "burst", "weight", "aging"}
+    of_kind = {"retention", "fair", "concurrency", "rate", "burst", "weight", "aging"}
     assert {*FORMS} == {*KindSettings.__struct_fields__} == {*CompleteSettings.__struct_fields__, *of_kind}
     assert {*FORMS} == {*VALUES}
 

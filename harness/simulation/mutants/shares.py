@@ -26,15 +26,15 @@ SHARES: Mapping[str, Mutant] = {
         test="tests/server/roles/test_shares.py::test_a_key_owes_one_task_at_most_when_it_comes_back",
         why_test=_NO_KEYS,
     ),
-    "later-keys-compete": Mutant(
-        "The share of a key whose tasks are due later is claimed from.",
-        Edit("server.store.memory:_MemoryTx.joining_shares", "waiting[0][0] <= now", "True"),
-        test="tests/server/roles/test_shares.py::test_a_key_whose_tasks_are_due_later_stops_no_clock",
+    "idle-keys-compete": Mutant(
+        "A key without due tasks holds the clock of its lane, and has credit when it comes back.",
+        Edit("server.store.memory:_MemoryTx.charge", "waiting is not None and ...", "True"),
+        test="tests/server/roles/test_shares.py::test_a_key_that_was_away_has_no_credit",
         why_test=_NO_KEYS,
     ),
     "new-keys-missed": Mutant(
         "A claim does not see the keys of tasks that its own transaction has scheduled.",
-        Edit("server.store.keyed:KeyedTasks.lanes", "lane.kind in kinds", "False"),
+        Edit("server.store.keyed:KeyedTasks.keys", "self._keys.get(...)", "set()"),
         test="tests/server/roles/test_shares.py::test_a_task_is_granted_once_in_the_transaction_that_schedules_it",
         why_test=_NO_KEYS,
     ),

@@ -214,6 +214,11 @@ def _shares(lines: Sequence[Line]) -> list[str]:
     ]
 
 
+def _isolation(lines: Sequence[Line]) -> list[str]:
+    columns = {"p50 ms": "p50_ms", "p95 ms": "p95_ms", "p99 ms": "p99_ms", "loud tasks/s": "loud_started_per_s"}
+    return ["### A kind beside one that is over its quota", _machine(lines), _columns(columns, lines)]
+
+
 _SHOWN = {
     "lives": _lives,
     "held": _held,
@@ -227,6 +232,7 @@ _SHOWN = {
     "worst": _worst,
     "brokers": _brokers,
     "shares": _shares,
+    "isolation": _isolation,
 }
 
 

@@ -12,6 +12,7 @@ from harness.simulation.mutants.beyond import BEYOND
 from harness.simulation.mutants.edit import Edit, NotThere
 from harness.simulation.mutants.gates import GATES
 from harness.simulation.mutants.holder import HOLDER
+from harness.simulation.mutants.limits import LIMITS
 from harness.simulation.mutants.mutant import Mutant
 from harness.simulation.mutants.nodes import NODES
 from harness.simulation.mutants.service import SERVICE
@@ -94,7 +95,7 @@ def test_a_mutant_is_expected_to_break_a_rule_or_a_test_that_is_named(mutant: Mu
 
 
 def test_no_two_mutants_have_one_name() -> None:
-    assert len(MUTANTS) == sum(map(len, (HOLDER, SERVICE, NODES, GATES, SHARES, BEYOND)))
+    assert len(MUTANTS) == sum(map(len, (HOLDER, SERVICE, NODES, GATES, SHARES, LIMITS, BEYOND)))
 
 
 @pytest.mark.parametrize(

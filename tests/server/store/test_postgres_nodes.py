@@ -112,7 +112,7 @@ async def test_a_claim_of_one_node_hears_of_a_place_that_is_free_on_another(
         await first.set_kind("k", KindSettings(concurrency=1), by=None)
         await first.schedule([NewTask(kind="k", id=task_id) for task_id in ("a", "b")])
         (held,) = await taken(first)
-        waiting = asyncio.create_task(taken(second, wait=60, claim_id="d"))
+        waiting = asyncio.create_task(taken(second, wait=20, claim_id="d"))
         await until(lambda: "k" in second._long_polls._full)
         await first.results("w", [Settlement(id=held.id, token=held.token, outcome="success")])
         assert [task.id for task in await waiting] == ["b"]

@@ -161,7 +161,7 @@ def remove(turn: UnitOfWork, removals: Sequence[Removal]) -> list[Purged]:
 
 
 def _removed(turn: UnitOfWork, removal: Removal) -> Purged:
-    if removal.change is not None and removal.change != turn.tx.last_kind_change():
+    if removal.change is not None and turn.tx.kinds(after=removal.change):
         return Purged(kinds={})
     rows = turn.tx.triggers_of(removal.seqs).values()
     old = [row for row in rows if row.ended_at is not None and row.status.ended and row.ended_at <= removal.until]

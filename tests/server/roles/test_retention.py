@@ -10,6 +10,7 @@ import pytest
 from leasekit.errors import Unavailable
 from leasekit.server.roles import retention
 from leasekit.server.roles.frontend import NAME_UNUSED
+from leasekit.server.roles.gates import GateChange
 from leasekit.server.store import RETENTION, Filter, Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.sweeper import PURGE
@@ -343,3 +344,13 @@ def test_a_search_in_parts_finds_what_is_old_and_nothing_else(seed: int, monkeyp
         swept(store, old, now, meanwhile=lambda: change() if random.random() < 0.1 else None)
         there = look()
         assert there & {n for n, (kind, at) in tasks.items() if at <= now - kept.get(kind, 200.0)} == set()
+
+
+@pytest.mark.anyio
+async def test_old_tasks_are_removed_after_a_gate_was_changed(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.settle(await bench.take())
+    await bench.engine.set_gate(GateChange("kind", "other", "pause", None, None, None, None))
+    await bench.later(31 * 86400.0)
+    await bench.engine.sweeper.sweep()
+    assert await bench.engine.get("a") is None

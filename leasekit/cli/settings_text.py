@@ -32,10 +32,10 @@ FORMS = {
     "retention": "a minute to 10 years, as 12h or 7d",
     "fair": "true (the collection of a task is its key) or false",
     "concurrency": "1 to 1000000 tasks that run at one time, in all workers",
-    "rate": "tasks that start in a second, as 10 or 0.5, or in a minute, an hour or a day, as 30/m",
+    "rate": "starts in a second, as 10, or in a minute, as 30/m",
     "burst": "with a rate: 1 to 1000000 tasks that start at once",
     "weight": "0.01 to 100: the share among kinds of one priority",
-    "aging": "1 s to a year, as 90 or 5m: then a due task is as urgent as one of priority 0",
+    "aging": "1 s to a year, as 5m: then as urgent as priority 0",
 }
 """How each setting is written."""
 _WORDS = {

@@ -70,11 +70,11 @@ class KindQueue:
 
     def take(self, limit: int) -> list[Trigger]:
         """Take up to `limit` tasks."""
+        rows: list[Trigger] = []
         if len(self._parts) == 1 and self._parts[0].until == math.inf:
-            rows = self._parts[0].reader.take(min(limit, self._rooms.left(self.kind)))
+            rows += self._parts[0].reader.take(min(limit, self._rooms.left(self.kind)))
             self._rooms.start(self.kind, len(rows))
             return rows
-        rows = []
         while len(rows) < limit and (row := self.pop()) is not None:
             rows.append(row)
         return rows

@@ -184,7 +184,7 @@ class UnitOfWork:
 
     def readied(self) -> dict[str, NewlyDue]:
         """Return what has become ready; of a closed kind only when its gate opens by itself."""
-        closed = {} if not self.kinds.gates.rows else self.kinds.gates.holding(KIND, self.now)
+        closed: Mapping[str, GateRow] = {} if not self.kinds.gates.rows else self.kinds.gates.holding(KIND, self.now)
         freed = self._places_freed()
         return {
             kind: NewlyDue(0, closed[kind].until)

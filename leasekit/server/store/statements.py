@@ -304,9 +304,6 @@ def _lanes() -> sa.Select[Any, Any, Any]:
     )
 
 
-LANES = Statement(_lanes())
-
-
 def _keyed_lanes() -> sa.Select[Any, Any, Any]:
     kinds, priorities = _listed("kinds", sa.Text()), _listed("priorities", sa.Integer())
     of_lane = (share.c.kind == kinds.c.value, share.c.priority == priorities.c.value)
@@ -318,7 +315,10 @@ def _keyed_lanes() -> sa.Select[Any, Any, Any]:
     return select(priorities.c.value, kinds.c.value, first).select_from(priorities.join(kinds, literal(value=True)))
 
 
-KEYED_LANES = Statement(_keyed_lanes())
+_UNKEYED_LANES = _lanes().add_columns(sa.literal_column("0"))
+LANES = Statement(_UNKEYED_LANES)
+ALL_LANES = Statement(sa.union_all(_UNKEYED_LANES, _keyed_lanes().add_columns(sa.literal_column("1"))))
+"""The lanes of tasks without keys, of which `LANES` are all, and those of tasks with keys."""
 _OF_LANE = (share.c.kind == bindparam("kind"), share.c.priority == bindparam("priority"))
 _SHARE = (share.c.taken, share.c.key)
 ACTIVE_SHARES = Statement(

@@ -139,15 +139,12 @@ class SqlView(View):
         return damage.statuses(self._session.rows(sql.Statement(query)))
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        unkeyed = self._lanes(sql.LANES, kinds, has_keys=False)
-        return sorted([lane for lane in unkeyed if lane.due_at < QUEUED_AT] + self._keyed_lanes(kinds))
+        return self._lanes(sql.ALL_LANES, kinds)
 
-    def _keyed_lanes(self, kinds: Collection[str]) -> list[Lane]:
-        return self._lanes(sql.KEYED_LANES, kinds, has_keys=True)
-
-    def _lanes(self, statement: sql.Statement, kinds: Collection[str], *, has_keys: bool) -> list[Lane]:
+    def _lanes(self, statement: sql.Statement, kinds: Collection[str]) -> list[Lane]:
         rows = self._session.rows(statement, kinds=kinds, priorities=_PRIORITIES)
-        return [Lane(row[0], row[1], row[2], has_keys) for row in rows if damage.is_number(row[2])]
+        lanes = [Lane(row[0], row[1], row[2], bool(row[3])) for row in rows if damage.is_number(row[2])]
+        return sorted(lane for lane in lanes if lane.due_at < QUEUED_AT)
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
         of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
@@ -262,11 +259,15 @@ class SqlTx(SqlView, Tx):
         )
         return [row for row in self._decoded(rows) if row.next_trigger_at is not None]
 
-    def _keyed_lanes(self, kinds: Collection[str]) -> list[Lane]:
-        lanes: dict[tuple[int, str], Lane] = {}
-        for lane in super()._keyed_lanes(kinds) + self._keyed.lanes(kinds):
-            lanes[lane[:2]] = min(lane, lanes.get(lane[:2], lane))
-        return list(lanes.values())
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        stored, new = super().lanes(kinds), self._keyed.lanes(kinds)
+        if not new:
+            return stored
+        lanes: dict[tuple[int, str, bool], Lane] = {}
+        for lane in [*stored, *new]:
+            of = (lane.priority, lane.kind, lane.has_keys)
+            lanes[of] = min(lane, lanes.get(of, lane))
+        return sorted(lanes.values())
 
     def active_shares(self, lane: Lane, *, after: Share, limit: int) -> list[Share]:
         of = {"kind": lane.kind, "priority": lane.priority, "after_taken": after.taken, "after_key": after.key}

@@ -118,8 +118,8 @@ class PostgresView(SqlView):
     def keys(self, seqs: Collection[int]) -> dict[int, str]:
         return super().keys(seqs) if self._has_kinds() else {}
 
-    def _keyed_lanes(self, kinds: Collection[str]) -> list[Lane]:
-        return super()._keyed_lanes(kinds) if self._has_kinds() else []
+    def lanes(self, kinds: Collection[str]) -> list[Lane]:
+        return super().lanes(kinds) if self._has_kinds() else self._lanes(sql.LANES, kinds)
 
     def _has_kinds(self) -> bool:
         return self.execute(_HAS_KINDS) == [(True,)]

@@ -35,6 +35,8 @@ _TABLES = (
     "keyed",
     "share",
     "bucket",
+    "wait",
+    "wake",
 )
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine
 
@@ -110,7 +112,7 @@ class PostgresServer:
             self._has_tables = True
         with psycopg.connect(url) as connection:
             connection.execute(f"TRUNCATE {', '.join(f'leasekit.{table}' for table in _TABLES)}".encode())
-            connection.execute("UPDATE leasekit.store SET correction = 0, gained = 0")
+            connection.execute("UPDATE leasekit.store SET correction = 0, gained = 0, has_waits = false")
         return url
 
     def new_database(self, encoding: str = "UTF8") -> str:

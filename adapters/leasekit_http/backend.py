@@ -105,7 +105,7 @@ class HttpBackend:
     first. A heartbeat is tried once: after a failure the next heartbeat goes to the next address.
     """
 
-    capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH, keys=True)
+    capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH, dependencies=True, keys=True)
 
     def __init__(
         self,

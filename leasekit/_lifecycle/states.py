@@ -7,6 +7,7 @@
     │      │                 │ expire            │        └─ exhaust ─▶ DEAD
     └▶ ENQUEUED ◀────────────┴───────────────────┘
        enqueue                                       cancel, from everywhere that has not ended ─▶ CANCELLED
+   NEW ── drop ─▶ DROPPED: a task that it was to run after has ended, and not in success
    DEAD, FATAL_FAILURE ── redrive ─▶ ENQUEUED, and DROPPED ── redrive ─▶ NEW: a new life, at an operator's request
 
 Rule 1: what is not in the table cannot happen.
@@ -38,6 +39,7 @@ class Event(enum.StrEnum):
     TIME_OUT = "time_out"  # an expiry that counts as an attempt, because its task says so
     EXHAUST = "exhaust"  # a retry, a crash, an expiry or a time-out past the task's own limit
     CANCEL = "cancel"
+    DROP = "drop"  # a task that this one was to run after did not succeed
     REDRIVE = "redrive"  # an operator begins a new life of a task that has ended
 
 
@@ -56,6 +58,7 @@ NEXT: dict[Status, dict[Event, Status]] = {
         Event.ENQUEUE: Status.ENQUEUED,
         Event.CLAIM: Status.CLAIMED,
         Event.CANCEL: Status.CANCELLED,
+        Event.DROP: Status.DROPPED,
     },
     # The holder of an expired lease may still report: finished work is not thrown away.
     Status.ENQUEUED: {

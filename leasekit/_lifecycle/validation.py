@@ -46,7 +46,7 @@ def read(body: bytes, request_type: type[Any]) -> Any:
     """Decode and check a request of this type. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
     if len(body) > wire.MAX_NAMES:
         _check_shape(body)
-    return _decode_and_check(body, request_type, dependencies=False, keys=True)
+    return _decode_and_check(body, request_type, dependencies=True, keys=True)
 
 
 def checked(request_type: type[_R], body: Mapping[str, Any], *, dependencies: bool = False, keys: bool = True) -> _R:

@@ -74,7 +74,8 @@ class GroupCommit:
     """The writer of one store: a thread, and the queues before it.
 
     A group commit belongs to the event loop in which it is started. `on_ready` is called there after a transaction has
-    been answered, with the kinds that have newly ready tasks: claims that wait are tried again. `on_gap` is called in
+    been answered, with the kinds that have newly ready tasks: claims that wait are tried again. `on_end` is called in a
+    transaction in which tasks have ended, before claims are served. `on_gap` is called in
     the first transaction after a time without heartbeats: after the start, a stall of this process, or an outage of the
     store. It gets the transaction, and the seconds by which the clock of leases has gained on the clock by which the
     store was last written to (None: unknown).
@@ -89,6 +90,7 @@ class GroupCommit:
         random: _random.Random,
         on_ready: Callable[[Mapping[str, NewlyDue]], None],
         on_gap: Callable[[UnitOfWork, float | None], None],
+        on_end: Callable[[UnitOfWork], None] = lambda turn: turn.over.clear(),
         feed: Feed | None = None,
     ) -> None:
         self._store = store
@@ -100,6 +102,7 @@ class GroupCommit:
         self._random = random
         self._on_ready = on_ready
         self._on_gap = on_gap
+        self._on_end = on_end
         self._feed = feed
         self.kinds = KindDefaults()  # written by the writer's thread
         self.tally = Tally()
@@ -277,6 +280,8 @@ class GroupCommit:
                     if batch:
                         answers = rank.apply(turn, [job.request for job in batch])
                         answered += zip(batch, answers, strict=True)
+                    if turn.over:
+                        self._on_end(turn)
         except Unavailable as error:
             self._note_fault(str(error))
             self._clock.failed(moment)

@@ -44,7 +44,7 @@ from leasekit.task import (
 class DirectBackend:
     """A backend with all protocols of `leasekit.backend`, over the engine that a subclass returns from `_engine`."""
 
-    capabilities = Capabilities(max_batch=wire.MAX_BATCH, max_claim=wire.MAX_BATCH, keys=True)
+    capabilities = Capabilities(max_batch=wire.MAX_BATCH, max_claim=wire.MAX_BATCH, dependencies=True, keys=True)
 
     def __init__(self, *, worker: str) -> None:
         self.worker = worker
@@ -70,13 +70,14 @@ class DirectBackend:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         if not settlements:
             return []
-        items = checked(wire.ResultsRequest, {"worker": self.worker, "results": settlements}).results
+        request = {"worker": self.worker, "results": settlements}
+        items = checked(wire.ResultsRequest, request, dependencies=True).results
         return await (await self._engine()).results(self.worker, items)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         if not tasks:
             return []
-        items = checked(wire.ScheduleRequest, {"tasks": tasks}).tasks
+        items = checked(wire.ScheduleRequest, {"tasks": tasks}, dependencies=True).tasks
         return await (await self._engine()).schedule(items)
 
     async def get(self, task_id: str) -> TaskInfo | None:

@@ -22,7 +22,7 @@ from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.neighbours import Neighbours
-from leasekit.server.roles import backlog, claims, consumer, frontend, gates, hsc, kinds, redrive
+from leasekit.server.roles import backlog, claims, consumer, following, frontend, gates, hsc, kinds, redrive
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.roles.gates import GateChange
@@ -108,6 +108,7 @@ class Engine:
             random=self._random,
             on_ready=self._on_ready,
             on_gap=consumer.restart_leases,
+            on_end=following.follow,
             feed=self.feed,
         )
         self._readers: DaemonThreads
@@ -170,7 +171,7 @@ class Engine:
         if self.cramped is not None:
             raise Unavailable(self.cramped)
         with self.commit.together():  # one commit makes a task durable and grants it to a waiting claim
-            due = Counter(task.kind for task in tasks if task.at is None and not task.delay)
+            due = Counter(task.kind for task in tasks if task.at is None and not (task.delay or task.after))
             self._long_polls.expect(self.commit.kinds.gates.passing(due, self._clock.peek()))
             scheduled = self.commit.begin(_SCHEDULE, tasks, size=sum(map(_work_of_task, tasks)))
         answer: list[Scheduled] = await scheduled
@@ -343,6 +344,7 @@ class Engine:
             if taken:
                 logger.info("%d leases have expired", taken)
         await self._keep_gates()
+        await self._keep_followers()
         self._forget_workers()
         self._long_polls.look()
         if self.neighbours is not None and self._consumer is not None:
@@ -354,6 +356,12 @@ class Engine:
     async def _keep_gates(self) -> None:
         for _ in range(_KEEP_MOST // gates.STEP if self.commit.kinds.gates.rows else 0):
             if not await self.commit.ask(_KEEP_GATES, None, size=gates.STEP):
+                break
+
+    async def _keep_followers(self) -> None:
+        """Tell the tasks that wait for others what was left to be told, if this store has such tasks."""
+        for _ in range(_KEEP_MOST // following.STEP if self.commit.kinds.has_waits else 0):
+            if not await self.commit.ask(_KEEP_FOLLOWERS, None, size=following.STEP):
                 break
 
     def _on_ready(self, readied: Mapping[str, NewlyDue]) -> None:
@@ -507,6 +515,7 @@ _SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see
 _KEEP_GATES = RequestClass(
     "gatekeepings", lambda turn, asked: [gates.keep(turn, most=gates.STEP)] * len(asked), 10_000, is_last=True
 )
+_KEEP_FOLLOWERS = RequestClass("followings", _each(following.keep), 10_000)
 _PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
 _SURVIVAL = (
@@ -519,6 +528,7 @@ _SURVIVAL = (
     _SCHEDULE,
     _REDRIVE,
     _KEEP_GATES,
+    _KEEP_FOLLOWERS,
     _SET_KIND,
     _SET_GATE,
     *SWEEPING,

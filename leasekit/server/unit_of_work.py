@@ -63,7 +63,7 @@ class UnitOfWork:
 
     __slots__ = (
         "_at", "_due", "_freed", "_full", "_gates", "_later", "_opened", "counted", "ended", "granted",
-        "happened", "instant", "is_repeated", "kinds", "now", "random", "started", "tx",
+        "happened", "instant", "is_repeated", "kinds", "now", "over", "random", "started", "tx",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +86,7 @@ class UnitOfWork:
         self.granted: list[Trigger] = []  # the states of tasks before they were granted
         self.started: list[Trigger] = []  # the states of tasks before their handlers had begun
         self.ended: list[Trigger] = []  # the states of tasks after their runs have ended
+        self.over: list[Trigger] = []  # the states of tasks that have ended for good, and that others may wait for
         self.happened: list[TaskEvent] | None = None  # None: events are not recorded
         self._at: datetime | None = None
         self._due: dict[str, int] = {}
@@ -146,6 +147,8 @@ class UnitOfWork:
 
     def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
         """Record an event of a task whose state is now `row`. Give `worker` where it no longer owns the task."""
+        if row.status.ended:
+            self.over.append(row)
         if event in _COUNTED:
             self.counted[row.kind, event, outcome or ""] += 1
             if event in _ENDS:

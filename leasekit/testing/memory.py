@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
-from leasekit.server.roles import claims, consumer, frontend, gates, hsc, kinds, redrive, retention
+from leasekit.server.roles import claims, consumer, following, frontend, gates, hsc, kinds, redrive, retention
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.roles.gates import GateChange
@@ -56,6 +56,8 @@ from leasekit.wire import MAX_WAIT, PurgeRequest, RedriveRequest
 __all__ = ["MemoryBackend", "MemoryService", "connect", "shared"]
 
 _STARTED_AT = time.time() - time.monotonic()
+
+_ALL = sys.maxsize - 1  # tasks: nothing is left for a later request
 
 Wait = Callable[[asyncio.Event, float], Awaitable[None]]
 
@@ -255,11 +257,14 @@ class MemoryService:
             self._keep_gates(now)
             with self._store.transaction() as tx:
                 turn = self._begin(tx, now)
+                following.keep(turn)
                 consumer.reap(turn, limit=sys.maxsize)
                 tx.tend_shares(limit=100)
+                following.follow(turn, most=_ALL)
                 retention.remove_old(turn, keep=RETENTION)
                 retention.forget_claims(turn)
                 yield turn
+                following.follow(turn, most=_ALL)
         if any(due.number for due in turn.readied().values()):
             self._bell.ring()
 
@@ -267,7 +272,9 @@ class MemoryService:
         """Do what gates have to do by now, in a transaction of its own: a later one knows what this one commits."""
         if self._kinds.gates.rows:
             with self._store.transaction() as tx:
-                gates.keep(self._begin(tx, now), most=sys.maxsize)
+                turn = self._begin(tx, now)
+                gates.keep(turn, most=sys.maxsize)
+                following.follow(turn, most=_ALL)
 
     def _begin(self, tx: Tx, now: float) -> UnitOfWork:
         return UnitOfWork(tx, now=now, instant=now, random=self._random, kinds=self._kinds)

@@ -234,6 +234,7 @@ def _whole(turn: UnitOfWork, rows: list[Trigger], contents: Mapping[int, Content
         return rows
     damaged = [set_aside(replace(row, attempt=row.attempt - 1), faults[row.seq]) for row in rows if row.seq in faults]
     turn.tx.save(damaged)
+    turn.over += damaged
     log(damaged)
     return [row for row in rows if row.seq not in faults]
 

@@ -27,6 +27,7 @@ _SHARE_BATCH = 1000  # keys that one transaction forgets, and tasks with keys th
 def look(turn: UnitOfWork) -> int:
     """Do the consumer's regular work: sort renewed leases by their new ends, tend shares, and expire ended leases."""
     turn.kinds.read(turn.tx)  # so that this node knows of gates within a period, also if it does nothing else
+    turn.kinds.has_waits = turn.tx.has_waits()
     turn.tx.follow_leases(now=turn.instant, limit=_FOLLOW_BATCH)
     turn.tx.tend_shares(limit=_SHARE_BATCH)
     return reap(turn)

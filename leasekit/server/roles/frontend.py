@@ -14,6 +14,7 @@ from leasekit._lifecycle.transitions import cancelled, has_lapsed
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
+from leasekit.server.roles import following
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Checkpoint, Dedupe, Entity, Filter, GateRow, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
@@ -50,6 +51,8 @@ def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
     intake = _Intake(turn, tasks)
     answers = [intake.take(task) for task in tasks]
     intake.save()
+    if intake.after:
+        following.refuse_circle(turn.tx, tasks)
     return answers
 
 
@@ -79,6 +82,7 @@ class _Intake:
         self._ids = iter(uuid7s(sum(task.id is None for task in tasks), turn.now, turn.random))
         self._new: list[tuple[str, bytes, bytes, NewTask, CompleteSettings]] = []
         self._new_firsts: dict[tuple[str, str], Dedupe] = {}
+        self.after: dict[str, Sequence[str]] = {}  # what new tasks wait for
 
     def take(self, task: NewTask) -> Scheduled:
         if task.id is not None and task.id in self._known:
@@ -111,13 +115,17 @@ class _Intake:
         keys: dict[int, str] = {}
         for task_id, payload, digest, task, settings in self._new:
             at = _due_at(task, turn.now)
-            turn.ready(task.kind, at)
             entities.append(_entity(seq, task_id, payload, digest, task, settings, at=at, now=turn.now))
             rows.append(_row(seq, task_id, task, settings, at=at, now=turn.now))
             if (key := self._key_of(task)) is not None:
                 keys[seq] = key
             turn.tell("scheduled", rows[-1])
             seq += 1
+        if self.after:
+            rows = following.begin(turn, rows, self.after)
+        for row in rows:
+            if row.next_trigger_at is not None:
+                turn.ready(row.kind, row.next_trigger_at)
         turn.tx.add(entities, rows, keys)
         if self._new_firsts:
             turn.tx.set_dedupes(list(self._new_firsts.values()))
@@ -134,6 +142,8 @@ class _Intake:
         digest = _canonical_digest(payload)
         settings = effective(task, self._kinds.get(task.kind, DEFAULTS))
         self._new.append((task_id, payload, digest, task, settings))
+        if task.after:
+            self.after[task_id] = task.after
         if task.id is not None or task.dedupe_key is not None:
             self._known[task_id] = _Known(Status.NEW, task.kind, digest)
         if task.dedupe_key is not None:
@@ -303,12 +313,20 @@ def _infos(view: View, rows: Sequence[Trigger], *, history: bool, now: float, ga
             info = _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
             if row.seq in keys:
                 info = replace(info, key=keys[row.seq])
-            if row.next_trigger_at == PARKED_AT:
+            if following.is_awaiting(row):
+                info = replace(info, at=moment(entities[row.seq].at), reason=_wait_of(view, row.id))
+            elif row.next_trigger_at == PARKED_AT:
                 info = replace(info, at=moment(view.parked_tasks([row.seq]).get(row.seq, entities[row.seq].at)))
             if row.status in WAITING and (gate := gates.of(row.kind, info.collection, now)) is not None:
                 info = replace(info, gate=gate_info(gate))
             ends_at = row.next_trigger_at if row.status in LEASED else None
             yield info if ends_at is None else replace(info, lease_until=moment(ends_at + gained))
+
+
+def _wait_of(view: View, task_id: str) -> str | None:
+    names = [name for name, _ in view.waits_of([task_id])]
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f'waits for "{names[0]}"{others} to succeed' if names else None
 
 
 def _info(

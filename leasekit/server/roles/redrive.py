@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from leasekit._lifecycle.states import REDRIVEN
 from leasekit._lifecycle.transitions import redriven
+from leasekit.server.roles import following
 from leasekit.server.roles.frontend import seq_of_cursor
 from leasekit.server.store import Dedupe, Filter, Run, Trigger, View
 from leasekit.server.store.damage import json_fault
@@ -84,9 +85,11 @@ def redrive(turn: UnitOfWork, plan: Plan) -> Redriven:
             after = redriven(row, now=turn.now)
             saved.append(after)
             runs.append(_entry(after, at=turn.now, by=request.worker, token=token))
-            turn.ready(row.kind, turn.now)
             turn.tell("redriven", after)
+            if after.status is not Status.NEW:
+                turn.ready(row.kind, turn.now)
     tx.save(saved)
+    following.begin_again(turn, [row for row in saved if row.status is Status.NEW])
     tx.add_runs(runs)
     tx.set_dedupes(desk.taken_over)
     return desk.answer()

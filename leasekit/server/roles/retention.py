@@ -1,7 +1,7 @@
 """Retention: remove tasks that ended long ago, or that an operator purges, in small steps.
 
-Rule 1: only ended tasks are removed. A task is chosen in a snapshot and checked again where it is removed: it may live
-again meanwhile.
+Rule 1: only ended tasks are removed, once those that wait for them know of that. A task is chosen in a snapshot and
+checked again where it is removed: it may live again meanwhile.
 Rule 2: age counts from the end of a task, not from its scheduling.
 """
 
@@ -165,6 +165,10 @@ def _removed(turn: UnitOfWork, removal: Removal) -> Purged:
         return Purged(kinds={})
     rows = turn.tx.triggers_of(removal.seqs).values()
     old = [row for row in rows if row.ended_at is not None and row.status.ended and row.ended_at <= removal.until]
+    if turn.tx.has_waits():
+        untold = turn.tx.wakes_for([row.id for row in old])
+        old = [row for row in old if row.id not in untold]
+        turn.tx.drop_waits_of([row.id for row in old])
     turn.tx.remove([row.seq for row in old])
     kinds: dict[str, dict[str, int]] = {}
     for row in old:

@@ -222,6 +222,7 @@ class Reading(NamedTuple):
     before: float  # a moment before the reading, by the boot clock of this machine
     after: float  # a moment after the reading
     kind_change: int | None = None  # the number of the last change of a kind or gate; None: there are no such tables
+    has_waits: bool = False  # whether any task was ever scheduled after another
 
 
 class Node(NamedTuple):
@@ -354,6 +355,14 @@ class View(Protocol):
 
     def running(self, kinds: Collection[str]) -> dict[str, int]:
         """Count the leased tasks of each of these kinds; kinds without any are left out."""
+        ...
+
+    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
+        """Return what these tasks still wait for: pairs of an awaited task and one of these, sorted by the latter."""
+        ...
+
+    def due_times(self, seqs: Collection[int]) -> dict[int, float]:
+        """Return when these tasks were to be due, as they were scheduled."""
         ...
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
@@ -575,6 +584,48 @@ class Tx(View, Protocol):
 
     def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
         """Add token buckets, or replace those that this transaction has read or written."""
+        ...
+
+    def has_waits(self) -> bool:
+        """Return whether tasks wait for others; also True if they once did."""
+        ...
+
+    def waits(self, awaited: Collection[str], *, limit: int, after: str = "") -> list[tuple[str, str]]:
+        """Return the first `limit` waits for these tasks, sorted: pairs of an awaited task and one that waits for it.
+
+        Only tasks that wait whose ids come after `after` are in it.
+        """
+        ...
+
+    def awaited(self, ids: Collection[str]) -> set[str]:
+        """Return those of these ids that any task waits for."""
+        ...
+
+    def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        """Note what tasks wait for, as `waits` returns it. Raises `Refused` if there is no room."""
+        ...
+
+    def drop_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        """Remove these waits."""
+        ...
+
+    def drop_waits_of(self, ids: Collection[str]) -> None:
+        """Remove all waits of these tasks."""
+        ...
+
+    def wakes(self, *, limit: int) -> list[tuple[str, str]]:
+        """Return the first awaited tasks that must be looked at, without those that another writer looks at.
+
+        Each comes with the id up to which the tasks that wait for it know of its end.
+        """
+        ...
+
+    def wakes_for(self, awaited: Collection[str]) -> set[str]:
+        """Return those of these tasks that must be looked at."""
+        ...
+
+    def set_wakes(self, wakes: Mapping[str, str | None]) -> None:
+        """Note that awaited tasks must be looked at, and up to which id is done already; None: no longer."""
         ...
 
     def latest_time(self) -> float:

@@ -44,6 +44,7 @@ class KindDefaults:
         self.gates = Gates()  # as of the last `read`, also for other threads
         self.rules: Mapping[str, KindRules] = {}  # the same, of the kinds that have any; replaced, never changed
         self.clock = KindClock()
+        self.has_waits = False  # whether tasks wait for others, or ever did; also for other threads
 
     def read(self, tx: Tx) -> Mapping[str, CompleteSettings]:
         """Return the complete settings of each kind that has any."""

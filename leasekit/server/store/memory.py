@@ -103,6 +103,10 @@ class _Tables:
         self.gates: dict[tuple[str, str], GateRow] = {}
         self.parked: dict[int, tuple[float, str]] = {}  # when a task was due, and its collection
         self.buckets: dict[tuple[str, str], float] = {}
+
+        self.waits: dict[str, dict[str, None]] = {}  # the tasks that wait for each awaited one
+        self.waits_of: dict[str, dict[str, None]] = {}  # the tasks for which each waiting one waits
+        self.wakes: dict[str, str] = {}
         self.changes: dict[None, int] = {None: 0}  # the number of the last change of a kind or gate
 
     def remove(self, row: Trigger) -> None:
@@ -277,6 +281,13 @@ class _MemoryView(View):
 
     def running(self, kinds: Collection[str]) -> dict[str, int]:
         return Counter(row.kind for row in self._leased() if row.kind in kinds)
+
+    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
+        of = self._tables.waits_of
+        return [(awaited, task_id) for task_id in sorted(ids) for awaited in sorted(of.get(task_id, ()))]
+
+    def due_times(self, seqs: Collection[int]) -> dict[int, float]:
+        return {seq: entity.at for seq, entity in self.entities(seqs).items()}
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
         lanes = (lane for kind, of in self._tables.lanes.items() if kind.startswith(PREFIXES) for lane in of.values())
@@ -513,6 +524,42 @@ class _MemoryTx(_MemoryView, Tx):
     def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
         for key, at in full_at.items():
             self._put(self._tables.buckets, key, at)
+
+    def has_waits(self) -> bool:
+        return bool(self._tables.waits)
+
+    def waits(self, awaited: Collection[str], *, limit: int, after: str = "") -> list[tuple[str, str]]:
+        of = self._tables.waits
+        waits = [(name, task_id) for name in awaited for task_id in of.get(name, ()) if task_id > after]
+        return sorted(waits)[:limit]
+
+    def awaited(self, ids: Collection[str]) -> set[str]:
+        return {name for name in ids if self._tables.waits.get(name)}
+
+    def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        for awaited, task_id in waits:
+            self._put(self._tables.waits.setdefault(awaited, {}), task_id, None)
+            self._put(self._tables.waits_of.setdefault(task_id, {}), awaited, None)
+
+    def drop_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        for awaited, task_id in waits:
+            self._drop(self._tables.waits.get(awaited, {}), task_id)
+            self._drop(self._tables.waits_of.get(task_id, {}), awaited)
+
+    def drop_waits_of(self, ids: Collection[str]) -> None:
+        self.drop_waits(self.waits_of(ids))
+
+    def wakes(self, *, limit: int) -> list[tuple[str, str]]:
+        return sorted(self._tables.wakes.items())[:limit]
+
+    def wakes_for(self, awaited: Collection[str]) -> set[str]:
+        return self._tables.wakes.keys() & awaited
+
+    def set_wakes(self, wakes: Mapping[str, str | None]) -> None:
+        for name, after in wakes.items():
+            self._drop(self._tables.wakes, name)
+            if after is not None:
+                self._put(self._tables.wakes, name, after)
 
     def latest_time(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)

@@ -253,6 +253,27 @@ bucket = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# A task waits for each `awaited` until that has succeeded; then the row goes. The awaited task may be unknown.
+wait = sa.Table(
+    "wait",
+    metadata,
+    sa.Column("awaited", sa.Text, nullable=False),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.PrimaryKeyConstraint("awaited", "id"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_wait_id", wait.c.id)
+
+# Awaited tasks to be looked at: what waits for them may not know of their end, but for the first ones, up to `told`.
+wake = sa.Table(
+    "wake",
+    metadata,
+    sa.Column("awaited", sa.Text, nullable=False),
+    sa.Column("told", sa.Text, nullable=False),
+    sa.PrimaryKeyConstraint("awaited"),
+    sqlite_with_rowid=False,
+)
+
 # As Alembic itself would create it, with one row.
 version = sa.Table(
     "alembic_version",

@@ -37,6 +37,8 @@ from leasekit.server.store.schema import (
     task,
     trigger,
     version,
+    wait,
+    wake,
 )
 
 _SPREAD = 100  # steps over which the new ends of leases are spread
@@ -513,6 +515,27 @@ SET_BUCKET = Statement(
     .where(bucket.c.kind == bindparam("of_kind", type_=sa.Text), bucket.c.key == bindparam("of_key", type_=sa.Text))
     .values(full_at=bindparam("at", type_=sa.Double))
 )
+HAS_WAITS = Statement(select(sa.exists(select(wait.c.id)), sa.exists(select(wake.c.awaited))))
+WAITS = Statement(
+    select(wait.c.awaited, wait.c.id)
+    .where(_is_one_of(wait.c.awaited, "awaited"), wait.c.id > bindparam("after_id", type_=sa.Text))
+    .order_by(wait.c.awaited, wait.c.id)
+    .limit(_MOST)
+)
+AWAITED = Statement(select(wait.c.awaited).where(_is_one_of(wait.c.awaited, "awaited")).distinct())
+WAITS_OF = Statement(
+    select(wait.c.awaited, wait.c.id).where(_is_one_of(wait.c.id, "ids")).order_by(wait.c.id, wait.c.awaited)
+)
+ADD_WAITS = Insert(wait)
+DROP_WAITS = Statement(sa.delete(wait).where(_is_one_pair_of(wait.c.awaited, wait.c.id, "pairs")))
+DROP_WAITS_OF = Statement(sa.delete(wait).where(_is_one_of(wait.c.id, "ids")))
+WAKES = Statement(
+    select(wake.c.awaited, wake.c.told).order_by(wake.c.awaited).limit(_MOST).with_for_update(skip_locked=True)
+)
+WAKES_FOR = Statement(select(wake.c.awaited).where(_is_one_of(wake.c.awaited, "awaited")))
+ADD_WAKES = Insert(wake)
+DROP_WAKES = Statement(sa.delete(wake).where(_is_one_of(wake.c.awaited, "awaited")))
+DUE_TIMES = Statement(select(task.c.seq, task.c.at).where(_is_one_of(task.c.seq, "seqs")))
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(
     sa.update(store).values(

@@ -173,6 +173,13 @@ class SqlView(View):
     def running(self, kinds: Collection[str]) -> dict[str, int]:
         return {row[0]: row[1] for row in self._session.rows(sql.RUNNING, kinds=kinds)}
 
+    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
+        return [(row[0], row[1]) for row in self._session.rows(sql.WAITS_OF, ids=ids)]
+
+    def due_times(self, seqs: Collection[int]) -> dict[int, float]:
+        rows = self._session.rows(sql.DUE_TIMES, seqs=seqs)
+        return {row[0]: row[1] for row in rows if damage.is_number(row[1])}
+
     def free_names(self, *, until: float, limit: int) -> list[int]:
         return [row[0] for row in self._session.rows(sql.FREE_NAMES, now=until, most=limit)]
 
@@ -420,6 +427,35 @@ class SqlTx(SqlView, Tx):
                 self._session.run(sql.SET_BUCKET, of_kind=kind, of_key=key, at=at)
         self._session.insert(sql.ADD_BUCKET, new)
         self._buckets.update(full_at)
+
+    def waits(self, awaited: Collection[str], *, limit: int, after: str = "") -> list[tuple[str, str]]:
+        rows = self._session.rows(sql.WAITS, awaited=awaited, after_id=after, most=limit)
+        return [(row[0], row[1]) for row in rows]
+
+    def awaited(self, ids: Collection[str]) -> set[str]:
+        return {row[0] for row in self._session.rows(sql.AWAITED, awaited=ids)}
+
+    def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        self._session.insert(sql.ADD_WAITS, list(waits))
+
+    def drop_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        if waits:
+            self._session.run(sql.DROP_WAITS, pairs=waits)
+
+    def drop_waits_of(self, ids: Collection[str]) -> None:
+        if ids:
+            self._session.run(sql.DROP_WAITS_OF, ids=ids)
+
+    def wakes(self, *, limit: int) -> list[tuple[str, str]]:
+        return [(row[0], row[1]) for row in self._session.rows(sql.WAKES, most=limit)]
+
+    def wakes_for(self, awaited: Collection[str]) -> set[str]:
+        return {row[0] for row in self._session.rows(sql.WAKES_FOR, awaited=awaited)}
+
+    def set_wakes(self, wakes: Mapping[str, str | None]) -> None:
+        if wakes:  # removed first: that waits for another writer that looks at one of them
+            self._session.run(sql.DROP_WAKES, awaited=sorted(wakes))
+            self._session.insert(sql.ADD_WAKES, [(name, after) for name, after in wakes.items() if after is not None])
 
     def latest_time(self) -> float:
         return max([row[0] for row in self._session.rows(sql.LATEST) if damage.is_number(row[0])], default=0.0)

@@ -121,6 +121,9 @@ class PostgresView(SqlView):
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         return super().lanes(kinds) if self._has_kinds() else self._lanes(sql.LANES, kinds)
 
+    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
+        return super().waits_of(ids) if self._has_kinds() else []
+
     def _has_kinds(self) -> bool:
         return self.execute(_HAS_KINDS) == [(True,)]
 
@@ -283,12 +286,23 @@ class PostgresTx(SqlTx, PostgresView):
         self._connection.execute(_LOCK_SHARES, places)
         self._connection.execute(_CHANGE_SHARES, (*places, *values))
 
+    def has_waits(self) -> bool:
+        return self._reading.has_waits
+
+    def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        if not self._reading.has_waits:  # once in the life of a store: no writer may end a task without a look at waits
+            self.begin_change()
+            self._connection.execute("UPDATE leasekit.store SET has_waits = true")
+            self._reading = self._reading._replace(has_waits=True)
+        super().add_waits(waits)
+
     def last_kind_change(self) -> int:
         return self._reading.kind_change or 0
 
     def begin_change(self) -> None:
         if self._reading.kind_change is None:
-            raise Refused("the tables of the database have no room for kinds and gates: run `leasekit migrate`")
+            what = "kinds, gates and tasks after others"
+            raise Refused(f"the tables of the database have no room for {what}: run `leasekit migrate`")
         if self.execute(_BE_THE_CHANGER) != [(True,)]:
             raise Contended("another node changes kinds or gates")  # repeated, which waits for the end of that
         self.execute(_BE_ALONE)

@@ -37,11 +37,14 @@ _decode_anchor = msgspec.json.Decoder(Anchor).decode
 
 
 class Counter:
-    """The last `seq` that the writer has reserved, and how far it has looked; a failed transaction leaves a gap."""
+    """What the only writer knows: the last `seq` that it has reserved (a failed transaction leaves a gap), how far it
+    has looked, and whether tasks wait for others, or have since the store was opened.
+    """
 
     def __init__(self) -> None:
         self.last: int | None = None
         self.walk = Walk()
+        self.has_waits: bool | None = None  # None: not looked up yet
 
 
 class SqliteView(SqlView):
@@ -115,6 +118,15 @@ class SqliteTx(SqlTx, SqliteView):
     def remove(self, seqs: Collection[int]) -> None:
         super().remove(seqs)
         self._held.drop(seqs)
+
+    def has_waits(self) -> bool:
+        if self._counter.has_waits is None:
+            self._counter.has_waits = any(self._session.rows(sql.HAS_WAITS)[0])
+        return self._counter.has_waits
+
+    def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
+        super().add_waits(waits)
+        self._counter.has_waits = True
 
     def follow_leases(self, *, now: float, limit: int) -> None:
         """Do nothing: a renewal sorts its lease, which costs SQLite no more than to do it later."""

@@ -1,7 +1,8 @@
--- The settings of kinds with their limits, gates, and the keys of tasks. Each change of a kind or a gate counts up
--- `kind_change`, by which the nodes see that they must read again.
+-- The settings of kinds with their limits, gates, the keys of tasks, and what tasks wait for. Each change of a kind or a
+-- gate counts up `kind_change`, by which the nodes see that they must read again.
 
 ALTER TABLE leasekit.store ADD COLUMN kind_change bigint NOT NULL DEFAULT 0;
+ALTER TABLE leasekit.store ADD COLUMN has_waits boolean NOT NULL DEFAULT false;  -- whether `wait` has ever had a row
 
 CREATE TABLE leasekit.kind (
     name text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -66,3 +67,17 @@ CREATE TABLE leasekit.bucket (
 
 -- Live leases are counted by kind.
 CREATE INDEX ix_trigger_running ON leasekit.trigger (kind) WHERE owner IS NOT NULL;
+
+-- The tasks that run after others. The row goes when the awaited task has succeeded.
+CREATE TABLE leasekit.wait (
+    awaited text COLLATE "C" NOT NULL,
+    id text COLLATE "C" NOT NULL,
+    PRIMARY KEY (awaited, id)
+);
+CREATE INDEX ix_wait_id ON leasekit.wait (id);
+
+-- Awaited tasks to be looked at: what waits for them may not know of their end, but for the first ones, up to `told`.
+CREATE TABLE leasekit.wake (
+    awaited text COLLATE "C" NOT NULL PRIMARY KEY,
+    told text COLLATE "C" NOT NULL
+);

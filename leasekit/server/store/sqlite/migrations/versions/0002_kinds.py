@@ -1,4 +1,4 @@
-"""The settings of kinds with their limits, the gates of kinds and collections, and the keys of tasks."""
+"""The settings of kinds with their limits, the gates of kinds and collections, the keys and the waits of tasks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the tables of kinds, gates, keys and token buckets, and what else they need in other tables."""
+    """Add the tables of kinds, gates, keys, token buckets and waits, and what else they need in other tables."""
     op.add_column("store", sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "kind",
@@ -79,3 +79,18 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index("ix_trigger_running", "trigger", ["kind"], sqlite_where=sa.text("owner IS NOT NULL"))
+    op.create_table(
+        "wait",
+        sa.Column("awaited", sa.Text, nullable=False),
+        sa.Column("id", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("awaited", "id"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_wait_id", "wait", ["id"])
+    op.create_table(
+        "wake",
+        sa.Column("awaited", sa.Text, nullable=False),
+        sa.Column("told", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("awaited"),
+        sqlite_with_rowid=False,
+    )

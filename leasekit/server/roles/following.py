@@ -1,0 +1,187 @@
+"""Tasks after others: note what a task waits for, and make it ready, or drop it, as those tasks end.
+
+Rule 1: a wait is a row, which goes when the awaited task succeeds. A task without such rows is ready: nothing else
+        counts them. A waiting task is locked before its rows are read, so one of many ends finds that it is the last.
+Rule 2: each end of a task, whatever has ended it, comes to `follow`, in the transaction that ends it.
+Rule 3: the work of one transaction is bounded. What is left is noted (`Tx.set_wakes`), and `keep` goes on. So with an
+        end that has more followers, with a follower that another writer has locked, and with an id that is unknown
+        when a task begins to wait for it: another writer may be about to add and end such a task.
+Rule 4: if an awaited task ends other than in success, its followers are dropped. They keep their rows, for a redrive.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from leasekit._lifecycle.states import Event
+from leasekit._lifecycle.transitions import NO_LIMITS, end_run
+from leasekit.errors import Refused
+from leasekit.server.store import Trigger, Tx
+from leasekit.server.unit_of_work import UnitOfWork
+from leasekit.task import NewTask, Status
+
+STEP = 500  # followers that one transaction is about
+AWAITING_AT = 253_402_260_000.0
+"""The next trigger time of a task that waits for others: later than any task can be scheduled."""
+
+_NOTED = 100  # awaited tasks that one step of `keep` looks at
+_MOST = 10_000  # tasks, and as many steps from one to the next, among which a circle is looked for
+
+Wait = tuple[str, str]  # the id of an awaited task, and of a task that waits for it
+
+
+def begin(turn: UnitOfWork, rows: Sequence[Trigger], after: Mapping[str, Sequence[str]]) -> list[Trigger]:
+    """Return the states of tasks that must run `after` others, which are not written yet; note what they wait for."""
+    awaited = turn.tx.triggers({name for names in after.values() for name in names})
+    done = {name for name, row in awaited.items() if row.status is Status.SUCCESS}
+    waits = {row.id: [name for name in dict.fromkeys(after.get(row.id, ())) if name not in done] for row in rows}
+    turn.tx.add_waits([(name, task_id) for task_id, names in waits.items() for name in names])
+    own = {row.id for row in rows}
+    turn.tx.set_wakes({name: "" for names in waits.values() for name in names if name not in awaited.keys() | own})
+    begun: list[Trigger] = []
+    for row in rows:
+        failed = next((awaited[name] for name in waits[row.id] if name in awaited and awaited[name].status.ended), None)
+        if failed is not None:
+            begun.append(_dropped(turn, row, _failure(failed)))
+        else:
+            begun.append(replace(row, next_trigger_at=AWAITING_AT) if waits[row.id] else row)
+    return begun
+
+
+def begin_again(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
+    """Let tasks that were dropped and redriven wait again for what they waited for."""
+    waits: dict[str, list[str]] = {}
+    for name, task_id in turn.tx.waits_of([row.id for row in rows]):
+        waits.setdefault(task_id, []).append(name)
+    turn.tx.drop_waits_of(waits)
+    begun = begin(turn, [row for row in rows if row.id in waits], waits) if waits else []
+    turn.tx.save(begun)
+    for row in rows if not waits else ():
+        turn.ready(row.kind, turn.now)
+
+
+def follow(turn: UnitOfWork, *, most: int = STEP) -> None:
+    """Make ready, or drop, what waits for the tasks that this transaction has ended; for `most` followers."""
+    while turn.over:
+        ended = {row.id: row for row in turn.over}
+        turn.over.clear()
+        if not turn.tx.has_waits():
+            return
+        turn.tx.drop_waits_of([row.id for row in ended.values() if row.status is Status.CANCELLED])
+        waits = turn.tx.waits(ended, limit=most + 1)
+        late = {name for name in ended if name >= waits[most][0]} if len(waits) > most else set[str]()
+        waits = waits[:most]
+        most -= len(waits)
+        late |= {name for name, _ in _told(turn, ended, waits)}
+        turn.tx.set_wakes(dict.fromkeys(late, ""))
+
+
+def keep(turn: UnitOfWork, *, most: int = STEP) -> bool:
+    """Do a step of what earlier transactions have left; return whether there may be more to do at once."""
+    wakes = turn.tx.wakes(limit=_NOTED) if turn.tx.has_waits() else []
+    rows, locked = turn.tx.unlocked_triggers([name for name, _ in wakes]) if wakes else ({}, ())
+    changed: dict[str, str | None] = {}
+    for name, told in wakes:
+        if most <= 0:
+            return True
+        row = rows.get(name)
+        if row is not None and row.status.ended:
+            waits = turn.tx.waits([name], limit=most, after=told)
+            is_all = len(waits) < most
+            most -= len(waits)
+            left = _told(turn, {name: row}, waits)
+            if not left:
+                changed[name] = None if is_all else waits[-1][1]
+        elif name not in locked:
+            changed[name] = None
+            _drop_circle(turn, row)
+        turn.tx.set_wakes(changed)
+        changed.clear()
+    return len(wakes) == _NOTED
+
+
+def _told(turn: UnitOfWork, ended: Mapping[str, Trigger], waits: Sequence[Wait]) -> list[Wait]:
+    """Resolve these waits for tasks that have ended; return those of tasks that another writer has locked."""
+    if not waits:
+        return []
+    rows, locked = turn.tx.unlocked_triggers({task_id for _, task_id in waits})
+    waiting = {row.id: row for row in rows.values() if is_awaiting(row)}
+    met = [wait for wait in waits if ended[wait[0]].status is Status.SUCCESS and wait[1] not in locked]
+    turn.tx.drop_waits(met)
+    unmet = {task_id: ended[name] for name, task_id in waits if ended[name].status is not Status.SUCCESS}
+    _save_dropped(turn, [(waiting[task_id], _failure(row)) for task_id, row in unmet.items() if task_id in waiting])
+    ready = {task_id for _, task_id in met if task_id in waiting} - unmet.keys()
+    ready.difference_update(task_id for _, task_id in turn.tx.waits_of(ready))
+    _make_ready(turn, [waiting[task_id] for task_id in sorted(ready)])
+    return [wait for wait in waits if wait[1] in locked]
+
+
+def is_awaiting(row: Trigger) -> bool:
+    """Return whether a task waits for others."""
+    return row.next_trigger_at == AWAITING_AT and row.status is Status.NEW
+
+
+def _make_ready(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
+    due = turn.tx.due_times([row.seq for row in rows]) if rows else {}
+    ready = [replace(row, next_trigger_at=max(due.get(row.seq, 0.0), turn.now)) for row in rows]
+    turn.tx.save(ready)
+    for row in ready:
+        turn.ready(row.kind, row.next_trigger_at or 0.0)
+
+
+def _save_dropped(turn: UnitOfWork, rows: Iterable[tuple[Trigger, str]]) -> None:
+    turn.tx.save([_dropped(turn, row, why) for row, why in rows])
+
+
+def _dropped(turn: UnitOfWork, row: Trigger, why: str) -> Trigger:
+    dropped = replace(end_run(row, Event.DROP, limits=NO_LIMITS, now=turn.now), reason=why)
+    turn.tell("dropped", dropped)
+    return dropped
+
+
+def _failure(row: Trigger) -> str:
+    return f'"{row.id}", which it was to run after, ended as {row.status}'
+
+
+# Circles --------------------------------------------------------------------------------------------------------
+
+
+def refuse_circle(tx: Tx, tasks: Sequence[NewTask]) -> None:
+    """Raise `Refused` if a task that was just noted would wait for itself, by way of tasks that wait for it."""
+    after = {task.id: item for item, task in enumerate(tasks) if task.after and task.id is not None}
+    for name in sorted(tx.awaited(after)) if after else ():
+        if (way := _circle(tx, name)) is not None:
+            detail = f"makes a circle, in which no task would ever be ready: {way}"
+            item = after[name]
+            raise Refused(f"item {item}: after {detail}", errors=[{"item": item, "field": "after", "detail": detail}])
+
+
+def _drop_circle(turn: UnitOfWork, row: Trigger | None) -> None:
+    """Drop a task that waits for itself: two writers have each added one half of a circle at the same time."""
+    if row is not None and is_awaiting(row) and (way := _circle(turn.tx, row.id)) is not None:
+        _save_dropped(turn, [(row, f"it was to run after itself: {way}")])
+
+
+def _circle(tx: Tx, task_id: str) -> str | None:
+    """Return the way from a task back to itself, in words; None if there is none."""
+    came_from: dict[str, str] = {}
+    level = [task_id]
+    for _ in range(_MOST):
+        edges = tx.waits_of(level)
+        level = []
+        for name, waiting in edges:
+            if name == task_id:
+                return " after ".join(f'"{name}"' for name in [task_id, *_way(came_from, waiting), task_id])
+            if came_from.setdefault(name, waiting) is waiting:
+                level.append(name)
+        if not level or len(came_from) > _MOST:
+            break
+    return None
+
+
+def _way(came_from: Mapping[str, str], last: str) -> list[str]:
+    """Return the tasks from the first step of a search to this one."""
+    way = [last] if last in came_from else []
+    while way and came_from[way[-1]] in came_from:
+        way.append(came_from[way[-1]])
+    return way[::-1]

@@ -11,6 +11,9 @@ import pytest
 
 import leasekit
 from leasekit import Client, Fatal, LeasekitError, LeaseLost, NotHeld, Task, Worker
+from leasekit.backend import Capabilities
+from leasekit.server.embedded import DirectBackend
+from leasekit.server.shared import SharedBackend
 from leasekit.task import Status, TaskInfo
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
@@ -118,7 +121,11 @@ def test_what_no_service_would_take_is_refused_at_once_and_the_result_is_kept(
     assert successors(client) == []
 
 
-def test_dependencies_that_a_service_does_not_have_are_refused_at_once(client: Client) -> None:
+def test_dependencies_that_a_service_does_not_have_are_refused_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for backend in (DirectBackend, SharedBackend):
+        monkeypatch.setattr(backend, "capabilities", Capabilities(dependencies=False))
     task = claimed(client)
     with leasekit.lease(task) as held:
         with pytest.raises(LeasekitError, match="has no dependencies"):

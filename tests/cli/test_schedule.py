@@ -87,11 +87,14 @@ def test_a_time_out_can_count_as_an_attempt(run: Run, client: Client, url: str, 
     assert info.status.value == status
 
 
-def test_after_another_is_refused_where_there_are_no_dependencies(run: Run, client: Client) -> None:
-    done = run("schedule", "k", "--id", "mine", "--after", "a-1", "--after", "a-2")
+def test_a_task_can_wait_for_others(run: Run, client: Client) -> None:
+    assert run("schedule", "k", "--id", "mine", "--after", "a-1", "--after", "a-2").exit_code == 0
+    info = client.get("mine")
+    assert info is not None
+    assert info.reason == 'waits for "a-1" and 1 more to succeed'
+    done = run("schedule", "k", "--id", "a-1", "--after", "mine")
     assert done.exit_code == 1
-    assert "after" in done.stderr
-    assert client.get("mine") is None
+    assert '"a-1" after "mine" after "a-1"' in done.stderr
 
 
 def test_at_is_a_time_with_its_zone(run: Run, client: Client) -> None:

@@ -21,8 +21,8 @@ from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Status
 
 STEP = 500  # followers that one transaction is about
-AWAITING_AT = 253_402_260_000.0
-"""The next trigger time of a task that waits for others: later than any task can be scheduled."""
+AWAITING_AT = 253_402_255_000.0
+"""The next trigger time of a task that waits for others: later than any task can be scheduled, or is parked."""
 
 _NOTED = 100  # awaited tasks that one step of `keep` looks at
 _MOST = 10_000  # tasks, and as many steps from one to the next, among which a circle is looked for

@@ -467,6 +467,8 @@ class SqlTx(SqlView, Tx):
         tasks, damaged = damage.triggers(rows)
         if damaged:
             self.save(damaged)
+            if self.has_waits():
+                self.set_wakes({row.id: "" for row in damaged})
             damage.log(damaged)
         return self._keyed.read(tasks)
 

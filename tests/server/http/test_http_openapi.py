@@ -92,7 +92,7 @@ def test_bounds_are_in_the_schemas(document: Any) -> None:
     assert schemas["NewTaskItem"]["properties"]["priority"]["maximum"] == 4
     assert schemas["NewTaskItem"]["properties"]["kind"]["maxLength"] == 128
     assert schemas["NewTaskItem"]["additionalProperties"] is False
-    assert schemas["NewTaskItem"]["properties"]["after"]["maxItems"] == 0  # there are no dependencies here
+    assert schemas["NewTaskItem"]["properties"]["after"]["maxItems"] == 100
 
 
 def test_parameters_are_told_with_their_bounds(document: Any) -> None:

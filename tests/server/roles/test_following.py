@@ -1,16 +1,21 @@
 """Tasks after others: each end that there is, many followers, circles, and what is kept for how long."""
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leasekit.errors import Refused
+from leasekit.server import engine
 from leasekit.server.roles import following
 from leasekit.server.roles.gates import GateChange
 from leasekit.server.store import statements as sql
 from leasekit.server.store.memory import MemoryStore
+from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import NewTask, Settlement, Status
 from leasekit.wire import PurgeRequest, RedriveRequest
 from tests.server.conftest import Bench
@@ -246,11 +251,9 @@ async def test_a_cancelled_follower_is_forgotten(bench: Bench) -> None:
 async def test_where_no_task_waits_no_end_is_looked_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     if isinstance(bench.engine._store, MemoryStore):
         pytest.skip("a look costs nothing")
-    await bench.put("a")
-    task = await bench.take()
     asked: list[Any] = []
     with bench.engine._store.view() as view:
-        session = type(view._session)  # type: ignore[attr-defined]
+        session: Any = type(view._session)  # type: ignore[attr-defined]
     rows = session.rows
 
     def counted(self: Any, statement: Any, **values: Any) -> Any:
@@ -258,6 +261,22 @@ async def test_where_no_task_waits_no_end_is_looked_up(bench: Bench, monkeypatch
         return rows(self, statement, **values)
 
     monkeypatch.setattr(session, "rows", counted)
-    await bench.settle(task)
+    await bench.put("a")
+    await settled(bench)
     assert asked
     assert not {sql.WAITS, sql.WAITS_OF, sql.WAKES} & set(asked)
+
+
+async def test_a_damaged_task_is_an_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_PERIOD", 3600.0)
+    bench = Bench(lambda: SqliteStore(tmp_path / "tasks.db"))
+    async with bench.engine:
+        await bench.put("a", "b")
+        await bench.put("c", kind="other", after=["a"])
+        await bench.put("d", kind="other", after=["b"])
+        with closing(sqlite3.connect(tmp_path / "tasks.db")) as other, other:
+            other.execute("UPDATE trigger SET fence = 'x' WHERE id = 'a'")
+            other.execute("UPDATE task SET payload = '{' WHERE id = 'b'")
+        assert await bench.ids() == []
+        await bench.engine.tick()
+        assert [await bench.status(name) for name in "abcd"] == ["dead", "dead", "dropped", "dropped"]

@@ -438,3 +438,60 @@ def test_two_connections_never_give_statements_the_same_name(url: str) -> None:
         store.close()
     assert all(names)
     assert not names[0] & names[1]
+
+
+async def test_of_twenty_tasks_that_end_on_all_nodes_at_once_the_last_starts_the_follower_once(
+    nodes: list[Engine],
+) -> None:
+    for turn in range(10):
+        names = [f"t{turn}-{n}" for n in range(20)]
+        await nodes[0].schedule([NewTask(kind="k", id=name) for name in names])
+        await nodes[1].schedule([NewTask(kind="next", id=f"next-{turn}", after=names)])
+        tasks = await taken(nodes[0], limit=20, claim_id=f"c{turn}")
+        got: list[str] = []
+
+        async def claimer(node: Engine, turn: int, got: list[str] = got) -> None:
+            claimed = await node.claim(worker="w", kinds=["next"], limit=9, wait=5, claim_id=f"{turn}-{id(node)}")
+            got.extend(task.id for task in claimed.tasks)
+
+        claimers = [asyncio.create_task(claimer(node, turn)) for node in nodes]
+        ends = [
+            nodes[n % NODES].results("w", [Settlement(id=task.id, token=task.token, outcome="success")])
+            for n, task in enumerate(tasks)
+        ]
+        assert {verdict.verdict for (verdict,) in await asyncio.gather(*ends)} == {"settled"}
+        await until(got.__len__)
+        for claim in claimers:
+            claim.cancel()
+        await asyncio.gather(*claimers, return_exceptions=True)
+        assert got == [f"next-{turn}"]
+    assert (await nodes[0].stats()).kinds["next"] == {"claimed": 10}
+
+
+async def test_a_follower_that_is_locked_does_not_delay_the_end_and_is_told_later(
+    nodes: list[Engine], url: str
+) -> None:
+    await nodes[0].schedule([NewTask(kind="k", id="a"), NewTask(kind="next", id="b", after=["a"])])
+    (task,) = await taken(nodes[0])
+    async with await psycopg.AsyncConnection.connect(url) as other:
+        await other.execute("SELECT FROM leasekit.trigger WHERE id = 'b' FOR UPDATE")
+        (verdict,) = await nodes[0].results("w", [Settlement(id="a", token=task.token, outcome="success")])
+        assert verdict.verdict == "settled"
+        assert (await nodes[0].purge(PurgeRequest(kind="k"))).kinds == {}
+    claimed = await nodes[1].claim(worker="w", kinds=["next"], limit=1, wait=20, claim_id="next")
+    assert [task.id for task in claimed.tasks] == ["b"]
+
+
+async def test_the_first_wait_of_a_store_comes_before_or_after_each_end(nodes: list[Engine], url: str) -> None:
+    for turn in range(15):
+        async with await psycopg.AsyncConnection.connect(url) as other:
+            await other.execute("UPDATE leasekit.store SET has_waits = false")
+        await nodes[0].schedule([NewTask(kind="k", id=f"a{turn}")])
+        (task,) = await taken(nodes[0], claim_id=f"c{turn}")
+        end = [Settlement(id=task.id, token=task.token, outcome="success")]
+        scheduling = asyncio.create_task(nodes[2].schedule([NewTask(kind="next", id=f"b{turn}", after=[task.id])]))
+        while (await nodes[1].results("w", end))[0].verdict == "throttled":  # its row is locked for a moment
+            pass
+        await scheduling
+        claimed = await nodes[0].claim(worker="w", kinds=["next"], limit=1, wait=20, claim_id=f"next-{turn}")
+        assert [task.id for task in claimed.tasks] == [f"b{turn}"]

@@ -106,7 +106,8 @@ CREATE TABLE leasekit.store (
     id text NOT NULL,
     correction double precision NOT NULL,
     gained double precision NOT NULL,
-    kind_change bigint DEFAULT 0 NOT NULL
+    kind_change bigint DEFAULT 0 NOT NULL,
+    has_waits boolean DEFAULT false NOT NULL
 );
 CREATE TABLE leasekit.task (
     seq bigint NOT NULL,
@@ -187,7 +188,7 @@ INSERT INTO leasekit.node VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'vm:5437',
 INSERT INTO leasekit.progress VALUES (1, '\x7b2270616765223a337d', 1, 0, 1795469459.542902);
 INSERT INTO leasekit.run VALUES (2, 1, 1, 'success', 1795469459.583261, 'one', 1795469459.574233, NULL, NULL, '21ff9e6f2835e61a88827887d189a607', '\x09b24a7f375e5cc5a155aa0660a68cae', '\x5b312c6e756c6c2c2278225d', NULL);
 INSERT INTO leasekit.run VALUES (5, 1, 1, 'retry', 1795469459.596047, 'one', 1795469459.59019, NULL, NULL, 'de59ba613104d3924b3e2031c8c6380a', '\xf8b5afba478b554bfa8700daaeb4d319', NULL, '\x2262726f6b656e22');
-INSERT INTO leasekit.store VALUES ('b3535224866ddc02208f37f142e2ed7b', 0, 0, 3);
+INSERT INTO leasekit.store VALUES ('b3535224866ddc02208f37f142e2ed7b', 0, 0, 3, true);
 INSERT INTO leasekit.task VALUES (5, 'dead', 'dead', NULL, 2, 1795469459.472198, 1795469459.472198, 1, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
 INSERT INTO leasekit.task VALUES (2, 'done', 'done', NULL, 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, 'key', NULL, '\xb930b39012506bd7fb5f26c589473519', '\x22c3a95c5c22');
 INSERT INTO leasekit.task VALUES (1, 'held', 'held', 'c', 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x984530e49acf879ea2a3b7c3062fca65', '\x7b226e223a317d');

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from leasekit import _lineage
 from leasekit._driver.reporting import encoding
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
@@ -30,7 +31,13 @@ def with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
             error = {"item": item, "field": field, "detail": detail}
             raise Refused(f"item {item}: {field} {detail}", errors=[error])
     ids = iter(uuid7s(len(tasks), time.time()))
-    return [task if task.id is not None else replace(task, id=next(ids)) for task in tasks]
+    parent = _lineage.current()
+    return [
+        task
+        if task.id is not None and (task.parent is not None or parent is None)
+        else replace(task, id=task.id or next(ids), parent=task.parent or parent)
+        for task in tasks
+    ]
 
 
 def parts(tasks: Sequence[NewTask]) -> Iterator[tuple[int, Sequence[NewTask]]]:

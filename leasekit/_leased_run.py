@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import anyio
 from msgspec import UNSET
 
+from leasekit import _lineage
 from leasekit._driver.bridge import ring
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
@@ -98,6 +99,7 @@ class LeasedRun:
         self._held: HeldLease | None = None
         self._scope: anyio.CancelScope | None = None
         self._trace: Running | None = None
+        self._place: _lineage.Place | None = None
         self._outcome: Outcome | None = None
         self._result: Any = None
         self._error: Any = None
@@ -158,11 +160,15 @@ class LeasedRun:
             connection.driver.call_soon(connection.keeper.watch, held)
 
     def attach(self) -> None:
-        """Make the trace of this run the current one in this context, in which the code starts."""
+        """Make this run, and its trace, the current ones in this context, in which the code starts."""
+        self._place = _lineage.enter(self.task)
         if self._trace is not None:
             self._safely(self._trace.enter)
 
     def detach(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            _lineage.leave(place)
         if self._trace is not None:
             self._safely(self._trace.leave)
 

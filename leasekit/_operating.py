@@ -15,6 +15,7 @@ from leasekit._driver.retrying import patience, repeat_until_answered
 from leasekit._session import Session
 from leasekit.backend import (
     Backend,
+    ChainDirectory,
     GateDirectory,
     KindDirectory,
     NodeDirectory,
@@ -31,11 +32,13 @@ from leasekit.task import (
     KindInfo,
     KindSettings,
     NodeInfo,
+    Page,
     Purged,
     Redriven,
     Stats,
     Status,
     Vacuumed,
+    Verdict,
     WorkerInfo,
 )
 
@@ -362,6 +365,38 @@ class Operating:
             if not step.left or not step.freed:
                 return Vacuumed(freed=freed, left=step.left)
 
+    def cancel_chain(self, task_id: str) -> list[Verdict]:
+        """Cancel all tasks that came from the same first task as this one, itself included, if they have not ended.
+
+        A task that comes from them later, by a run that goes on, is cancelled where it is accepted. Raises
+        `LeasekitError` if the backend has no chains.
+        """
+        connection = self._session.connection()
+        return connection.run(self._cancel_chain(require_chains(connection.backend), task_id))
+
+    async def acancel_chain(self, task_id: str) -> list[Verdict]:
+        """Do what `cancel_chain` does, from an event loop."""
+        connection = self._session.connection()
+        return await connection.arun(self._cancel_chain(require_chains(connection.backend), task_id))
+
+    async def _cancel_chain(self, service: ChainDirectory, task_id: str) -> list[Verdict]:
+        check_ids([task_id])
+        verdicts: list[Verdict] = []
+        cursor: str | None = None
+        while True:
+            step = partial(service.cancel_chain, task_id, cursor=cursor)
+            cancelled = await repeat_until_answered(step, self._retry_for)
+            verdicts += cancelled.tasks
+            cursor = cancelled.cursor
+            if cursor is None:
+                return verdicts
+
+    def _listing(self, *, root: str | None, **filters: Any) -> Callable[..., Coroutine[Any, Any, Page]]:
+        if root is not None:
+            require_chains(self._session.connection().backend)
+            filters["root"] = root
+        return partial(self._scheduler.list_tasks, **filters)
+
     @property
     def _task_sink(self) -> TaskSink:
         return require_task_sink(self._session.connection().backend)
@@ -476,6 +511,12 @@ def require_scheduler(backend: Backend) -> Scheduler:
 def _require_redriver(backend: Backend) -> Redriver:
     if not isinstance(backend, Redriver):
         raise LeasekitError(f"{type(backend).__name__} cannot redrive tasks: do it at the service itself")
+    return backend
+
+
+def require_chains(backend: Backend) -> ChainDirectory:
+    if not isinstance(backend, ChainDirectory):
+        raise LeasekitError(f"{type(backend).__name__} has no chains: cancel tasks by their ids")
     return backend
 
 

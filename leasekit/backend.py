@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from leasekit._lifecycle.validation import check_kinds, check_limit, checked
 from leasekit.task import (
     Beat,
+    ChainCancelled,
     Claimed,
     CompleteSettings,
     GateInfo,
@@ -44,11 +45,12 @@ from leasekit.task import (
 )
 
 __all__ = [
-    "Backend", "Beat", "CancelSource", "Capabilities", "Claimed", "CompleteSettings", "GateDirectory", "GateInfo",
-    "KindDirectory", "KindInfo", "KindListener", "KindSettings", "NameSource", "NewTask", "NodeDirectory", "NodeInfo",
-    "Outcome", "Page", "Purged", "Purger", "Redriven", "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats",
-    "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed", "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo",
-    "cancel_all", "check_kinds", "check_limit", "checked", "effective",
+    "Backend", "Beat", "CancelSource", "Capabilities", "ChainCancelled", "ChainDirectory", "Claimed",
+    "CompleteSettings", "GateDirectory", "GateInfo", "KindDirectory", "KindInfo", "KindListener", "KindSettings",
+    "NameSource", "NewTask", "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged", "Purger", "Redriven",
+    "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed",
+    "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked",
+    "effective",
 ]  # fmt: skip
 
 
@@ -270,6 +272,22 @@ class GateDirectory(Protocol):
 
     async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
         """Open a gate; a kind or collection that has none is left as it is."""
+        ...
+
+
+@runtime_checkable
+class ChainDirectory(Protocol):
+    """A backend that knows what each task came from: its `parent`, and the `root` of the chain.
+
+    Such a backend also has the argument `root` of `list_tasks`: the first task of a chain, and all that came from it.
+    """
+
+    async def cancel_chain(self, task_id: str, *, cursor: str | None = None) -> ChainCancelled:
+        """Cancel the tasks of the chain of this task that have not ended.
+
+        One call is one step; its `cursor` begins the next one. From the answer to the first step on, a task that comes
+        from this chain, by a run that goes on, is cancelled where it is accepted.
+        """
         ...
 
 

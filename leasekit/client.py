@@ -290,16 +290,17 @@ class Client(Operating):
         status: Status | None = None,
         collection: str | None = None,
         worker: str | None = None,
+        root: str | None = None,
         newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
         """Return the tasks that match all arguments, oldest first, or with `newest=True` newest first.
 
-        `cursor` is where an earlier page of the same listing ended.
+        `root` selects a chain, by its first task. `cursor` is where an earlier page of the same listing ended.
         """
         status = checked_status(status)
-        wanted = partial(self._scheduler.list_tasks, kind=kind, status=status, collection=collection, worker=worker)
+        wanted = self._listing(kind=kind, status=status, collection=collection, worker=worker, root=root)
         return self._call(partial(wanted, newest=newest, cursor=cursor, limit=limit))
 
     async def alist_tasks(
@@ -309,13 +310,14 @@ class Client(Operating):
         status: Status | None = None,
         collection: str | None = None,
         worker: str | None = None,
+        root: str | None = None,
         newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
         """Do what `list_tasks` does, from an event loop."""
         status = checked_status(status)
-        wanted = partial(self._scheduler.list_tasks, kind=kind, status=status, collection=collection, worker=worker)
+        wanted = self._listing(kind=kind, status=status, collection=collection, worker=worker, root=root)
         return await self._acall(partial(wanted, newest=newest, cursor=cursor, limit=limit))
 
     def cancel(self, *task_ids: str) -> list[Verdict]:

@@ -16,11 +16,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 __all__ = [
-    "DEFAULTS", "Beat", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "GateInfo", "Health",
-    "HistoryEntry", "KindInfo", "KindSettings", "Name", "NewTask", "NodeInfo", "Outcome", "Page", "Polynomial",
-    "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats", "Status", "Task",
-    "TaskDefaults", "TaskInfo", "TaskOptions", "TaskSettings", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo",
-    "effective",
+    "DEFAULTS", "Beat", "ChainCancelled", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "GateInfo",
+    "Health", "HistoryEntry", "KindInfo", "KindSettings", "Name", "NewTask", "NodeInfo", "Outcome", "Page",
+    "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats",
+    "Status", "Task", "TaskDefaults", "TaskInfo", "TaskOptions", "TaskSettings", "Vacuumed", "Verdict", "VerdictWord",
+    "WorkerInfo", "effective",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -293,6 +293,9 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
     """Instead of `at`: the task does not start before so many seconds have passed since the service accepted it."""
     after: Annotated[list[Name], Meta(max_length=100)] = []
     """Ids of tasks that must succeed before this task starts."""
+    parent: Name | None = None
+    """The task from which this one comes, in whose chain it is listed. None: the task in whose run it is scheduled, or
+    the first of `after`, if there is one."""
     dedupe_key: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\u0000]+\Z")] | None = None
     """A kind has one task for each key: scheduling another returns the first."""
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
@@ -326,6 +329,7 @@ class TaskOptions(TaskDefaults, total=False):
     delay: float | timedelta
     key: str | None
     after: list[str]
+    parent: str | None
     dedupe_key: str | None
     enqueue_timeout: float
     traceparent: str
@@ -543,6 +547,10 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """Why the task is dead, dropped, or not ready yet."""
     gate: GateInfo | None = None
     """The closed gate behind which a waiting task waits."""
+    parent: str | None = None
+    """The id of the task from which this one comes; None: from none, or the service does not say."""
+    root: str | None = None
+    """The id of the first task of the chain, by which it can be listed; None: the service does not say."""
 
 
 class Stats(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -552,6 +560,17 @@ class Stats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Kind → status → how many tasks; only those that occur."""
     damaged: dict[str, int] = {}
     """Kind → how many tasks were set aside because their record is damaged, if the service keeps such tasks (Redis)."""
+
+
+class ChainCancelled(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a step of the cancel of a chain."""
+
+    root: str
+    """The first task of the chain."""
+    tasks: list[Verdict] = []
+    """One for each task that had not ended: `cancelled`, or `cancel_requested`."""
+    cursor: str | None = None
+    """Where the next step begins; None: this was the last one."""
 
 
 class Purged(Struct, frozen=True, kw_only=True, omit_defaults=True):

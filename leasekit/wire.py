@@ -28,7 +28,8 @@ from leasekit.task import (
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES", "MAX_NODES_TOGETHER",
     "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER", "STORE_HEADER",
-    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ChangedCollection", "ChangedKind", "ClaimAnswer",
+    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ChainRequest", "ChangedCollection", "ChangedKind",
+    "ClaimAnswer",
     "ClaimRequest", "GateRequest", "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OneTask", "OptionalName",
     "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest",
     "SettlementItem", "TaskFilters", "VacuumRequest", "VerdictsAnswer", "given", "traceparent",
@@ -139,6 +140,7 @@ class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     status: Status | UnsetType = UNSET
     collection: OptionalName = UNSET
     worker: OptionalName = UNSET
+    root: OptionalName = UNSET
     newest: bool = False
     cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
@@ -192,6 +194,15 @@ def given(settings: TaskSettings) -> dict[str, Any]:
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ids: Annotated[list[Name], _Batch]
+
+
+class ChainRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A step of the cancel of a chain."""
+
+    id: Name
+    """A task of the chain, whichever."""
+    cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | None = None
+    """The cursor of the answer before; null: the first step."""
 
 
 class CancelsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

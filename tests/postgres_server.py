@@ -37,6 +37,8 @@ _TABLES = (
     "bucket",
     "wait",
     "wake",
+    "chain",
+    "cancelled_chain",
 )
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine
 

@@ -18,6 +18,7 @@ from leasekit.config import check_number
 from leasekit.errors import ConfigError, ProtocolError, Refused
 from leasekit.task import (
     Beat,
+    ChainCancelled,
     Claimed,
     GateInfo,
     KindInfo,
@@ -55,6 +56,7 @@ _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
 _PURGED = msgspec.json.Decoder(Purged)
 _VACUUMED = msgspec.json.Decoder(Vacuumed)
+_CHAIN = msgspec.json.Decoder(ChainCancelled)
 _GATE = msgspec.json.Decoder(GateInfo)
 _KIND = msgspec.json.Decoder(KindInfo)
 _ANY = msgspec.json.Decoder()
@@ -206,6 +208,10 @@ class HttpBackend:
 
     async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
         await self._change("DELETE", self._path_of_gate(kind, collection), None, _ANY)
+
+    async def cancel_chain(self, task_id: str, *, cursor: str | None = None) -> ChainCancelled:
+        body = {"id": task_id} if cursor is None else {"id": task_id, "cursor": cursor}
+        return await self._operate("/v1/chains/cancel", body, _CHAIN)
 
     def _path_of_gate(self, kind: str | None, collection: str | None) -> str:
         if (kind is None) is (collection is None):

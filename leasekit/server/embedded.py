@@ -21,6 +21,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.roles import gates
 from leasekit.task import (
     Beat,
+    ChainCancelled,
     Claimed,
     GateInfo,
     KindInfo,
@@ -136,6 +137,10 @@ class DirectBackend:
 
     async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
         await (await self._engine()).set_gate(gates.Gated.one_of(kind, collection).opened(self.worker))
+
+    async def cancel_chain(self, task_id: str, *, cursor: str | None = None) -> ChainCancelled:
+        request = checked(wire.ChainRequest, {"id": task_id, "cursor": cursor})
+        return await (await self._engine()).cancel_chain(request)
 
     async def purge(self, **options: Any) -> Purged:
         return await (await self._engine()).purge(checked(wire.PurgeRequest, options))

@@ -22,7 +22,7 @@ from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.neighbours import Neighbours
-from leasekit.server.roles import backlog, claims, consumer, following, frontend, gates, hsc, kinds, redrive
+from leasekit.server.roles import backlog, chains, claims, consumer, following, frontend, gates, hsc, kinds, redrive
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.roles.gates import GateChange
@@ -31,6 +31,7 @@ from leasekit.server.sweeper import SWEEPING, Sweeper
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
 from leasekit.task import (
     Beat,
+    ChainCancelled,
     Claimed,
     GateInfo,
     KindInfo,
@@ -47,7 +48,7 @@ from leasekit.task import (
     Verdict,
     WorkerInfo,
 )
-from leasekit.wire import MAX_WAIT, RedriveRequest
+from leasekit.wire import MAX_WAIT, ChainRequest, RedriveRequest
 
 logger = logging.getLogger("leasekit.server")
 
@@ -181,6 +182,15 @@ class Engine:
         cancelled = await self._write(_CANCEL, ids)
         self._tell_others(cancelled=cancelled)
         return self._cancel_hints.tell(cancelled)
+
+    async def cancel_chain(self, request: ChainRequest) -> ChainCancelled:
+        """Cancel the next tasks of a chain that have not ended; the first step keeps the chain from growing."""
+        if request.cursor is None:
+            await self.commit.ask(_CANCEL_CHAIN, request.id, size=1)
+        after = frontend.seq_of_cursor(request.cursor)
+        part = await self._read(lambda view: chains.part(view, request.id, after=after))
+        cursor = None if part.after is None else str(part.after)
+        return ChainCancelled(root=part.root, tasks=await self.cancel(part.ids), cursor=cursor)
 
     async def cancels(self, *, worker: str, wait: float) -> list[str]:
         """Return the tasks of a worker whose cancel was requested since its last call; wait for the first of them."""
@@ -449,11 +459,12 @@ class Engine:
         status: Status | None = None,
         collection: str | None = None,
         worker: str | None = None,
+        root: str | None = None,
         newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page:
-        listing = frontend.Listing(Filter(kind, status, collection, worker, newest), cursor=cursor, limit=limit)
+        listing = frontend.Listing(Filter(kind, status, collection, worker, newest, root), cursor=cursor, limit=limit)
         gained, page = self._clock.gained, None
         while page is None:
             page = await self._read(lambda view: listing.look(view, now=self._clock.peek(), gained=gained))
@@ -515,6 +526,7 @@ _SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see
 _KEEP_GATES = RequestClass(
     "gatekeepings", lambda turn, asked: [gates.keep(turn, most=gates.STEP)] * len(asked), 10_000, is_last=True
 )
+_CANCEL_CHAIN = RequestClass("chains", chains.mark, 1000, is_last=True)  # last: it waits for the other writers
 _KEEP_FOLLOWERS = RequestClass("followings", _each(following.keep), 10_000)
 _PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
@@ -529,6 +541,7 @@ _SURVIVAL = (
     _REDRIVE,
     _KEEP_GATES,
     _KEEP_FOLLOWERS,
+    _CANCEL_CHAIN,
     _SET_KIND,
     _SET_GATE,
     *SWEEPING,

@@ -22,6 +22,7 @@ from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import (
     Backend,
     CancelSource,
+    ChainDirectory,
     GateDirectory,
     KindDirectory,
     NodeDirectory,
@@ -38,7 +39,7 @@ from leasekit.server.local_socket import LONGEST, beside, socket_path, store_pat
 from leasekit.server.store import RETENTION, Store
 from leasekit.server.store.sqlite.lock import is_reserved, one_user
 from leasekit.server.store.urls import open_store
-from leasekit.task import GateInfo, KindInfo, KindSettings, NodeInfo, Purged, Vacuumed, WorkerInfo
+from leasekit.task import ChainCancelled, GateInfo, KindInfo, KindSettings, NodeInfo, Purged, Vacuumed, WorkerInfo
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -58,6 +59,7 @@ class _Service(
     NodeDirectory,
     KindDirectory,
     GateDirectory,
+    ChainDirectory,
     Redriver,
     Purger,
     Protocol,
@@ -128,6 +130,10 @@ class SharedBackend(ForwardingScheduler):
     async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
         """Open a gate."""
         await self._call("open_gate", kind=kind, collection=collection)
+
+    async def cancel_chain(self, task_id: str, *, cursor: str | None = None) -> ChainCancelled:
+        """Do a step of the cancel of a chain: see `ChainDirectory`."""
+        return cast("ChainCancelled", await self._call("cancel_chain", task_id, cursor=cursor))
 
     async def aclose(self) -> None:
         """Close the engine, or the connections to the other process. Leases are not touched."""

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from leasekit.errors import ConfigError
 from leasekit.server.embedded import DirectBackend, plain, plain_info
-from leasekit.server.roles import claims, consumer, following, frontend, gates, hsc, kinds, redrive, retention
+from leasekit.server.roles import chains, claims, consumer, following, frontend, gates, hsc, kinds, redrive, retention
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.roles.gates import GateChange
@@ -31,6 +31,7 @@ from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
     Beat,
+    ChainCancelled,
     Claimed,
     GateInfo,
     KindInfo,
@@ -51,7 +52,7 @@ from leasekit.task import (
 )
 from leasekit.testing._notify import Notifier
 from leasekit.testing.clock import FakeClock
-from leasekit.wire import MAX_WAIT, PurgeRequest, RedriveRequest
+from leasekit.wire import MAX_WAIT, ChainRequest, PurgeRequest, RedriveRequest
 
 __all__ = ["MemoryBackend", "MemoryService", "connect", "shared"]
 
@@ -135,6 +136,14 @@ class MemoryService:
         with self._turn() as turn:
             verdicts = frontend.cancel(turn, ids)
         return self._cancel_hints.tell(verdicts)
+
+    async def cancel_chain(self, request: ChainRequest) -> ChainCancelled:
+        """Cancel the tasks of a chain that have not ended, and those that come later."""
+        with self._turn() as turn:
+            chains.mark(turn, [request.id])
+            part = chains.part(turn.tx, request.id, after=frontend.seq_of_cursor(request.cursor))
+        cursor = None if part.after is None else str(part.after)
+        return ChainCancelled(root=part.root, tasks=await self.cancel(part.ids), cursor=cursor)
 
     async def cancels(self, *, worker: str, wait: float) -> list[str]:
         """Return the tasks of a worker whose cancel was requested since its last call; wait for the first of them."""

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, Any] = {
         "results": [{"id": "report-7", "token": "a-token-from-a-claim", "outcome": "success", "result": {"pages": 12}}],
     },
     "CancelRequest": {"ids": ["report-7"]},
+    "ChainRequest": {"id": "report-7"},
     "KindRequest": {"max_attempts": 3, "retry": {"policy": "polynomial"}, "retention": 604800, "concurrency": 4},
     "GateRequest": {"mode": "pause", "duration": 3600, "reason": "the printer is on fire"},
     "PurgeRequest": {"kind": "report", "status": "success", "older_than": 604800},

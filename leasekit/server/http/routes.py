@@ -16,13 +16,26 @@ from leasekit.server.http.problems import UnknownKind, UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
 from leasekit.server.roles import gates
-from leasekit.task import GateInfo, KindInfo, NodeInfo, Page, Purged, Redriven, TaskInfo, Vacuumed, Verdict, WorkerInfo
+from leasekit.task import (
+    ChainCancelled,
+    GateInfo,
+    KindInfo,
+    NodeInfo,
+    Page,
+    Purged,
+    Redriven,
+    TaskInfo,
+    Vacuumed,
+    Verdict,
+    WorkerInfo,
+)
 from leasekit.wire import (
     MAX_BATCH,
     MAX_WAIT,
     BeatsRequest,
     CancelRequest,
     CancelsRequest,
+    ChainRequest,
     ChangedCollection,
     ChangedKind,
     ClaimAnswer,
@@ -162,6 +175,7 @@ async def list_tasks(request: ApiRequest, params: TaskFilters) -> Page:
         status=params.status or None,
         collection=params.collection or None,
         worker=params.worker or None,
+        root=params.root or None,
         newest=params.newest,
         cursor=params.cursor or None,
         limit=params.limit,
@@ -172,6 +186,12 @@ async def list_tasks(request: ApiRequest, params: TaskFilters) -> Page:
 async def cancel(request: ApiRequest, body: CancelRequest) -> VerdictsAnswer:
     """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
     return VerdictsAnswer(verdicts=await request.parts.engine.cancel(body.ids))
+
+
+@post("/v1/chains/cancel", _WRITES)
+async def cancel_chain(request: ApiRequest, body: ChainRequest) -> ChainCancelled:
+    """Cancel the tasks that came from one, and that one, in steps. Tasks that come later are cancelled too."""
+    return await request.parts.engine.cancel_chain(body)
 
 
 @post("/v1/cancels", _WRITES)
@@ -391,8 +411,8 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
 
 
 OPERATIONS: Sequence[Operation] = (
-    schedule, list_tasks, cancel, cancels, redrive, purge, get_task, claim, heartbeat, results, stats, workers, nodes,
-    list_kinds, get_kind, set_kind, delete_kind, list_gates, close_kind, close_collection, open_kind,
+    schedule, list_tasks, cancel, cancel_chain, cancels, redrive, purge, get_task, claim, heartbeat, results, stats,
+    workers, nodes, list_kinds, get_kind, set_kind, delete_kind, list_gates, close_kind, close_collection, open_kind,
     open_collection, vacuum, events, prometheus, healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

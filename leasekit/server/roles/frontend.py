@@ -14,7 +14,7 @@ from leasekit._lifecycle.transitions import cancelled, has_lapsed
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
-from leasekit.server.roles import following
+from leasekit.server.roles import chains, following
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Checkpoint, Dedupe, Entity, Filter, GateRow, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
@@ -83,6 +83,7 @@ class _Intake:
         self._new: list[tuple[str, bytes, bytes, NewTask, CompleteSettings]] = []
         self._new_firsts: dict[tuple[str, str], Dedupe] = {}
         self.after: dict[str, Sequence[str]] = {}  # what new tasks wait for
+        self._parents: dict[str, str] = {}  # of new tasks
 
     def take(self, task: NewTask) -> Scheduled:
         if task.id is not None and task.id in self._known:
@@ -123,6 +124,8 @@ class _Intake:
             seq += 1
         if self.after:
             rows = following.begin(turn, rows, self.after)
+        if self._parents and turn.tx.has_chains():
+            rows = chains.add(turn, rows, self._parents)
         for row in rows:
             if row.next_trigger_at is not None:
                 turn.ready(row.kind, row.next_trigger_at)
@@ -144,6 +147,8 @@ class _Intake:
         self._new.append((task_id, payload, digest, task, settings))
         if task.after:
             self.after[task_id] = task.after
+        if (task.parent is not None or task.after) and (parent := chains.parent_of(task)) is not None:
+            self._parents[task_id] = parent
         if task.id is not None or task.dedupe_key is not None:
             self._known[task_id] = _Known(Status.NEW, task.kind, digest)
         if task.dedupe_key is not None:
@@ -272,6 +277,8 @@ class Listing:
         if first is None:
             return Page(tasks=self._tasks, cursor=None)
         until = first - _LOOK + 1 if newest else first + _LOOK - 1
+        if self._wanted.root is not None:  # found by an index
+            until = 0 if newest else _AFTER_ALL
         room = self._limit - len(self._tasks)
         rows = view.page(self._wanted, after=self._after, until=until, limit=room + 1)
         infos = _infos(view, rows[:room], history=False, now=now, gained=gained)
@@ -307,12 +314,16 @@ def _infos(view: View, rows: Sequence[Trigger], *, history: bool, now: float, ga
     for start in range(0, len(rows), _PAGE_STEP):
         step = rows[start : start + _PAGE_STEP]
         seqs = [row.seq for row in step]
-        entities, progress, keys = view.entities(seqs), view.progress(seqs), view.keys(seqs)
+        entities, progress = view.entities(seqs), view.progress(seqs)
+        keys, of_chains = view.keys(seqs), view.chains_of(seqs)
         for row in step:
             runs = view.last_runs(row.seq, limit=_HISTORY if history else 1)
             info = _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
             if row.seq in keys:
                 info = replace(info, key=keys[row.seq])
+            if row.seq in of_chains:
+                parent, root = of_chains[row.seq]
+                info = replace(info, parent=parent, root=root)
             if following.is_awaiting(row):
                 info = replace(info, at=moment(entities[row.seq].at), reason=_wait_of(view, row.id))
             elif row.next_trigger_at == PARKED_AT:
@@ -360,6 +371,7 @@ def _info(
         ended_at=_told_moment(row.ended_at),
         history=[_history_entry(run, damage) for run in runs] if history else [],
         reason=row.reason,
+        root=row.id,
     )
     if not damage or info.reason is not None:
         return info

@@ -284,7 +284,7 @@ class _Desk:
         self._progress.report(row, settlement)
         for position, task in enumerate(settlement.then):
             task_id = task.id or successor_id(row.id, row.fence, position)
-            self._successors.append(replace(task, id=task_id))
+            self._successors.append(replace(task, id=task_id, parent=row.id))
 
     def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None]:
         """Undo an expiry: return the row without what it counted, and the worker that held the lease."""

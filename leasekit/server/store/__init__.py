@@ -201,6 +201,8 @@ class Filter(NamedTuple):
     worker: str | None = None
     newest: bool = False
     """Whether the newest task comes first."""
+    root: str | None = None
+    """The first task of a chain: it, and the tasks that came from it."""
 
 
 class Contended(Exception):
@@ -359,6 +361,14 @@ class View(Protocol):
 
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         """Return what these tasks still wait for: pairs of an awaited task and one of these, sorted by the latter."""
+        ...
+
+    def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
+        """Return the parents and the roots of these tasks; tasks that came from no other are left out."""
+        ...
+
+    def roots(self, ids: Collection[str]) -> dict[str, str]:
+        """Return the roots of the chains of these tasks; unknown ids are left out."""
         ...
 
     def due_times(self, seqs: Collection[int]) -> dict[int, float]:
@@ -626,6 +636,22 @@ class Tx(View, Protocol):
 
     def set_wakes(self, wakes: Mapping[str, str | None]) -> None:
         """Note that awaited tasks must be looked at, and up to which id is done already; None: no longer."""
+        ...
+
+    def has_chains(self) -> bool:
+        """Return whether the store has room for chains."""
+        return True
+
+    def add_to_chains(self, tasks: Sequence[tuple[int, str, str]]) -> None:
+        """Note the parents and the roots of these tasks."""
+        ...
+
+    def cancelled_chains(self, roots: Collection[str]) -> set[str]:
+        """Return those of these roots whose chains were cancelled."""
+        ...
+
+    def cancel_chains(self, roots: Collection[str], *, at: float) -> None:
+        """Note that the chains of these roots are cancelled, for as long as their first tasks are kept."""
         ...
 
     def latest_time(self) -> float:

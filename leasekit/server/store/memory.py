@@ -107,6 +107,8 @@ class _Tables:
         self.waits: dict[str, dict[str, None]] = {}  # the tasks that wait for each awaited one
         self.waits_of: dict[str, dict[str, None]] = {}  # the tasks for which each waiting one waits
         self.wakes: dict[str, str] = {}
+        self.chains: dict[int, tuple[str, str]] = {}  # the parent and the root of a task
+        self.cancelled_chains: dict[str, float] = {}
         self.changes: dict[None, int] = {None: 0}  # the number of the last change of a kind or gate
 
     def remove(self, row: Trigger) -> None:
@@ -120,6 +122,8 @@ class _Tables:
         self.keys.pop(seq, None)
         self.progress.pop(seq, None)
         self.runs.pop(seq, None)
+        self.chains.pop(seq, None)
+        self.cancelled_chains.pop(row.id, None)
         key = (entity.kind, entity.dedupe_key or "")
         if (first := self.dedupes.get(key)) is not None and first.id == row.id:
             del self.dedupes[key]
@@ -191,6 +195,7 @@ class _MemoryView(View):
             and wanted.status in (None, row.status)
             and wanted.worker in (None, row.owner)
             and wanted.collection in (None, self._tables.entities[seq].collection)
+            and wanted.root in (None, row.id, self._tables.chains.get(seq, ("", ""))[1])
         )
         return [row for row, _ in zip(matching, range(limit), strict=False)]
 
@@ -285,6 +290,13 @@ class _MemoryView(View):
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         of = self._tables.waits_of
         return [(awaited, task_id) for task_id in sorted(ids) for awaited in sorted(of.get(task_id, ()))]
+
+    def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
+        return _chosen(self._tables.chains, seqs)
+
+    def roots(self, ids: Collection[str]) -> dict[str, str]:
+        chains = self._tables.chains
+        return {row.id: chains.get(row.seq, ("", row.id))[1] for row in self.triggers(ids).values()}
 
     def due_times(self, seqs: Collection[int]) -> dict[int, float]:
         return {seq: entity.at for seq, entity in self.entities(seqs).items()}
@@ -560,6 +572,17 @@ class _MemoryTx(_MemoryView, Tx):
             self._drop(self._tables.wakes, name)
             if after is not None:
                 self._put(self._tables.wakes, name, after)
+
+    def add_to_chains(self, tasks: Sequence[tuple[int, str, str]]) -> None:
+        for seq, *of_task in tasks:
+            self._put(self._tables.chains, seq, (of_task[0], of_task[1]))
+
+    def cancelled_chains(self, roots: Collection[str]) -> set[str]:
+        return self._tables.cancelled_chains.keys() & roots
+
+    def cancel_chains(self, roots: Collection[str], *, at: float) -> None:
+        for root in roots:
+            self._put(self._tables.cancelled_chains, root, at)
 
     def latest_time(self) -> float:
         last = next(reversed(self._tables.entities.values()), None)

@@ -274,6 +274,26 @@ wake = sa.Table(
     sqlite_with_rowid=False,
 )
 
+# The tasks that came from others. No foreign key: rows are read and deleted with those of their tasks.
+chain = sa.Table(
+    "chain",
+    metadata,
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=False),
+    sa.Column("parent", sa.Text, nullable=False),
+    sa.Column("root", sa.Text, nullable=False),
+)
+sa.Index("ix_chain_root", chain.c.root, chain.c.seq)
+
+# The roots of the chains to which no task is added any longer.
+cancelled_chain = sa.Table(
+    "cancelled_chain",
+    metadata,
+    sa.Column("root", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.PrimaryKeyConstraint("root"),
+    sqlite_with_rowid=False,
+)
+
 # As Alembic itself would create it, with one row.
 version = sa.Table(
     "alembic_version",

@@ -19,6 +19,8 @@ from leasekit.named import PREFIXES
 from leasekit.server.store.schema import (
     QUEUED_AT,
     bucket,
+    cancelled_chain,
+    chain,
     claim,
     dedupe,
     gate,
@@ -535,6 +537,21 @@ WAKES = Statement(
 WAKES_FOR = Statement(select(wake.c.awaited).where(_is_one_of(wake.c.awaited, "awaited")))
 ADD_WAKES = Insert(wake)
 DROP_WAKES = Statement(sa.delete(wake).where(_is_one_of(wake.c.awaited, "awaited")))
+CHAINS = Statement(select(chain.c.seq, chain.c.parent, chain.c.root).where(_is_one_of(chain.c.seq, "seqs")))
+ROOTS = Statement(
+    select(task.c.id, func.coalesce(chain.c.root, task.c.id))
+    .outerjoin_from(task, chain, chain.c.seq == task.c.seq)
+    .where(_is_one_of(task.c.id, "ids"))
+)
+ADD_CHAINS = Insert(chain)
+DROP_CHAINS = Statement(sa.delete(chain).where(_is_one_of(chain.c.seq, "seqs")))
+CANCELLED_CHAINS = Statement(select(cancelled_chain.c.root).where(_is_one_of(cancelled_chain.c.root, "roots")))
+ADD_CANCELLED_CHAINS = Insert(cancelled_chain)
+DROP_CANCELLED_CHAINS = Statement(
+    sa.delete(cancelled_chain).where(
+        cancelled_chain.c.root.in_(select(task.c.id).where(_is_one_of(task.c.seq, "seqs")))
+    )
+)
 DUE_TIMES = Statement(select(task.c.seq, task.c.at).where(_is_one_of(task.c.seq, "seqs")))
 ADD_STORE = Insert(store)
 COUNT_COMMIT = Statement(

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
+import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
 
 from leasekit.server.store import (
@@ -29,7 +30,7 @@ from leasekit.server.store import (
 )
 from leasekit.server.store import statements as sql
 from leasekit.server.store.keyed import Charge, KeyedTasks, Place, with_due_times
-from leasekit.server.store.schema import QUEUED_AT, task, trigger
+from leasekit.server.store.schema import QUEUED_AT, chain, task, trigger
 from leasekit.task import Status
 
 _PRIORITIES = range(5)
@@ -97,6 +98,9 @@ class SqlView(View):
             query = query.where(trigger.c.owner == wanted.worker)
         if wanted.collection is not None:
             query = query.join(task, task.c.seq == trigger.c.seq).where(task.c.collection == wanted.collection)
+        if wanted.root is not None:
+            first, others = select(task.c.seq).where(task.c.id == wanted.root), select(chain.c.seq)
+            query = query.where(seq.in_(sa.union_all(first, others.where(chain.c.root == wanted.root))))
         return self._decoded(self._session.rows(sql.Statement(query)))
 
     def next_seq(self, *, after: int, newest: bool) -> int | None:
@@ -176,6 +180,12 @@ class SqlView(View):
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         return [(row[0], row[1]) for row in self._session.rows(sql.WAITS_OF, ids=ids)]
 
+    def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
+        return {row[0]: (row[1], row[2]) for row in self._session.rows(sql.CHAINS, seqs=seqs)}
+
+    def roots(self, ids: Collection[str]) -> dict[str, str]:
+        return {row[0]: row[1] for row in self._session.rows(sql.ROOTS, ids=ids)}
+
     def due_times(self, seqs: Collection[int]) -> dict[int, float]:
         rows = self._session.rows(sql.DUE_TIMES, seqs=seqs)
         return {row[0]: row[1] for row in rows if damage.is_number(row[1])}
@@ -251,6 +261,9 @@ class SqlTx(SqlView, Tx):
             self._keyed.end(seqs)
 
     def remove(self, seqs: Collection[int]) -> None:
+        if self.has_chains():
+            self._session.run(sql.DROP_CHAINS, seqs=seqs)
+            self._session.run(sql.DROP_CANCELLED_CHAINS, seqs=seqs)
         for statement in (*sql.REMOVE, sql.DROP_KEYED) if self._has_keys else sql.REMOVE:
             self._session.run(statement, seqs=seqs)
 
@@ -456,6 +469,16 @@ class SqlTx(SqlView, Tx):
         if wakes:  # removed first: that waits for another writer that looks at one of them
             self._session.run(sql.DROP_WAKES, awaited=sorted(wakes))
             self._session.insert(sql.ADD_WAKES, [(name, after) for name, after in wakes.items() if after is not None])
+
+    def add_to_chains(self, tasks: Sequence[tuple[int, str, str]]) -> None:
+        self._session.insert(sql.ADD_CHAINS, tasks)
+
+    def cancelled_chains(self, roots: Collection[str]) -> set[str]:
+        return {row[0] for row in self._session.rows(sql.CANCELLED_CHAINS, roots=roots)}
+
+    def cancel_chains(self, roots: Collection[str], *, at: float) -> None:
+        new = set(roots) - self.cancelled_chains(roots)
+        self._session.insert(sql.ADD_CANCELLED_CHAINS, [(root, at) for root in sorted(new)])
 
     def latest_time(self) -> float:
         return max([row[0] for row in self._session.rows(sql.LATEST) if damage.is_number(row[0])], default=0.0)

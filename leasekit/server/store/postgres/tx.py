@@ -124,6 +124,9 @@ class PostgresView(SqlView):
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         return super().waits_of(ids) if self._has_kinds() else []
 
+    def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
+        return super().chains_of(seqs) if self._has_kinds() else {}
+
     def _has_kinds(self) -> bool:
         return self.execute(_HAS_KINDS) == [(True,)]
 
@@ -286,6 +289,9 @@ class PostgresTx(SqlTx, PostgresView):
         self._connection.execute(_LOCK_SHARES, places)
         self._connection.execute(_CHANGE_SHARES, (*places, *values))
 
+    def has_chains(self) -> bool:
+        return self._reading.kind_change is not None
+
     def has_waits(self) -> bool:
         return self._reading.has_waits
 
@@ -301,7 +307,7 @@ class PostgresTx(SqlTx, PostgresView):
 
     def begin_change(self) -> None:
         if self._reading.kind_change is None:
-            what = "kinds, gates and tasks after others"
+            what = "kinds, gates, chains and tasks after others"
             raise Refused(f"the tables of the database have no room for {what}: run `leasekit migrate`")
         if self.execute(_BE_THE_CHANGER) != [(True,)]:
             raise Contended("another node changes kinds or gates")  # repeated, which waits for the end of that

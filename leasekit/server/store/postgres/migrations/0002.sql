@@ -1,5 +1,5 @@
--- The settings of kinds with their limits, gates, the keys of tasks, and what tasks wait for. Each change of a kind or a
--- gate counts up `kind_change`, by which the nodes see that they must read again.
+-- The settings of kinds with their limits, gates, the keys of tasks, what tasks wait for, and what they came from. Each
+-- change of a kind or a gate counts up `kind_change`, by which the nodes see that they must read again.
 
 ALTER TABLE leasekit.store ADD COLUMN kind_change bigint NOT NULL DEFAULT 0;
 ALTER TABLE leasekit.store ADD COLUMN has_waits boolean NOT NULL DEFAULT false;  -- whether `wait` has ever had a row
@@ -80,4 +80,18 @@ CREATE INDEX ix_wait_id ON leasekit.wait (id);
 CREATE TABLE leasekit.wake (
     awaited text COLLATE "C" NOT NULL PRIMARY KEY,
     told text COLLATE "C" NOT NULL
+);
+
+-- The tasks that came from others.
+CREATE TABLE leasekit.chain (
+    seq bigint NOT NULL PRIMARY KEY,
+    parent text COLLATE "C" NOT NULL,
+    root text COLLATE "C" NOT NULL
+);
+CREATE INDEX ix_chain_root ON leasekit.chain (root, seq);
+
+-- The roots of the chains to which no task is added any longer.
+CREATE TABLE leasekit.cancelled_chain (
+    root text COLLATE "C" NOT NULL PRIMARY KEY,
+    at double precision NOT NULL
 );

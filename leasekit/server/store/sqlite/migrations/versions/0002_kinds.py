@@ -1,4 +1,4 @@
-"""The settings of kinds with their limits, the gates of kinds and collections, the keys and the waits of tasks."""
+"""The settings of kinds with their limits, gates, the keys of tasks, what they wait for, and what they came from."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the tables of kinds, gates, keys, token buckets and waits, and what else they need in other tables."""
+    """Add the tables of kinds, gates, keys, token buckets, waits and chains, and what else they need."""
     op.add_column("store", sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "kind",
@@ -92,5 +92,19 @@ def upgrade() -> None:
         sa.Column("awaited", sa.Text, nullable=False),
         sa.Column("told", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("awaited"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "chain",
+        sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("parent", sa.Text, nullable=False),
+        sa.Column("root", sa.Text, nullable=False),
+    )
+    op.create_index("ix_chain_root", "chain", ["root", "seq"])
+    op.create_table(
+        "cancelled_chain",
+        sa.Column("root", sa.Text, nullable=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("root"),
         sqlite_with_rowid=False,
     )

@@ -15,6 +15,7 @@ COMMANDS = {
     "schedule": "Schedule a task and print its id.",
     "status": "Show one task, or an overview of all.",
     "tasks": "List tasks, or follow them as they change.",
+    "tree": "Draw a chain of tasks, each below the one it came from.",
     "cancel": "Cancel tasks, whether they wait or run.",
     "pause": "Have the tasks of a kind or a collection wait.",
     "drop": "Cancel the due tasks of a kind or a collection.",

@@ -23,6 +23,7 @@ Examples:
   leasekit cancel 0199c1f0-…
   leasekit tasks --kind report --status new | cut -f1 | xargs leasekit cancel
   leasekit cancel --named reports/nightly
+  leasekit cancel --chain order-7
 """
 
 
@@ -31,6 +32,9 @@ def cancel(
     task_ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The tasks.")],
     named: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--named", help="These are names of leases: ask their holders to give them back.")
+    ] = False,
+    chain: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--chain", help="Cancel all tasks that came from the same first task as these.")
     ] = False,
     *,
     service: options.Service,
@@ -41,11 +45,15 @@ def cancel(
     A task that waits is cancelled at once. A task that runs is cancelled when its handler has ended, or its lease has.
     The lease of a name is not lost for good by this: the name can be granted again.
     """
+    if named and chain:
+        raise typer.BadParameter("names are in no chain", param_hint="--chain")
     if named:
         task_ids = [kind_of(name) for name in task_ids]
     verdicts: list[Verdict] = []
     with connected(service) as client:
-        for start in range(0, len(task_ids), _BATCH):
+        for task_id in task_ids if chain else ():
+            verdicts += client.cancel_chain(task_id)
+        for start in range(0, 0 if chain else len(task_ids), _BATCH):
             verdicts += client.cancel(*task_ids[start : start + _BATCH])
     for verdict in verdicts:
         if as_json:

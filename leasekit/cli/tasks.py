@@ -75,6 +75,7 @@ Since = Annotated[
 ]
 Collection = Annotated[str | None, typer.Option(help="Only tasks of this collection.")]
 Worker = Annotated[str | None, typer.Option(help="Only tasks that this worker holds, or held last.")]
+Root = Annotated[str | None, typer.Option("--root", metavar="ID", help="Only this task, and those that came from it.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Show the newest, then each task that is new or changes its status.")
@@ -94,6 +95,7 @@ def tasks(
     since: Since = None,
     collection: Collection = None,
     worker: Worker = None,
+    root: Root = None,
     limit: Limit = 100,
     follow: Follow = False,
     newest: Newest = False,
@@ -114,13 +116,16 @@ def tasks(
 
     with connected(service) as client:
         if follow:
+            if root is not None:
+                raise typer.BadParameter("goes without --follow", param_hint="--root")
+
             # Filtered here: the service lists other tasks too, so that every change is seen.
             def wanted(task: TaskInfo) -> bool:
                 return is_recent(task) and (not statuses or task.status in statuses) and worker in (None, task.worker)
 
             _follow(client, kind, collection, wanted, limit=limit, every=interval, as_json=as_json)
             return
-        chosen = partial(client.list_tasks, kind=kind, collection=collection, worker=worker, newest=newest)
+        chosen = partial(client.list_tasks, kind=kind, collection=collection, worker=worker, root=root, newest=newest)
         listings = [all_tasks(partial(_page, partial(chosen, status=one))) for one in statuses or (None,)]
         found = filter(is_recent, heapq.merge(*listings, key=_scheduled_at, reverse=newest))
         ended = bool(statuses) and all(one.ended for one in statuses)

@@ -14,6 +14,7 @@ ASKS_A_SERVICE = [
     "schedule",
     "status",
     "tasks",
+    "tree",
     "cancel",
     "pause",
     "drop",

@@ -61,6 +61,7 @@ TOLD_ELSEWHERE = {
     *dir(backend.NodeDirectory),
     *dir(backend.KindDirectory),
     *dir(backend.GateDirectory),
+    *dir(backend.ChainDirectory),
     *dir(backend.Redriver),
 }
 
@@ -135,7 +136,8 @@ def test_the_table_of_backends_has_what_each_declares() -> None:
     capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
     protocols = (
         backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.NameSource, backend.WorkerDirectory,
-        backend.NodeDirectory, backend.KindDirectory, backend.GateDirectory, backend.Redriver, backend.Purger,
+        backend.NodeDirectory, backend.KindDirectory, backend.GateDirectory, backend.ChainDirectory, backend.Redriver,
+        backend.Purger,
     )  # fmt: skip
     rows = [
         ["", *ours],

@@ -17,8 +17,8 @@ VALUES = {"task", "errors", "config"}
 SEAM = {"backend", "wire", "hooks", "registry", "ids"}
 HANDLES = {"client", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
 INSIDE = {
-    "_core", "_driver", "_arguments", "_batches", "_binding", "_blocks", "_leased_run", "_log", "_operating",
-    "_session",
+    "_core", "_driver", "_arguments", "_batches", "_binding", "_blocks", "_leased_run", "_lineage", "_log",
+    "_operating", "_session",
 }  # fmt: skip
 SERVICE = {"server.embedded", "server.roles", "server.store", "server.unit_of_work"}  # what `memory://` is made of
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
@@ -43,6 +43,7 @@ LAYERS = {
     "registry": Layer({"task", "errors", "backend"}, set()),
     "ids": Layer(set(), set()),
     "_arguments": Layer(VALUES, set()),
+    "_lineage": Layer({"task"}, set()),
     "_log": Layer(set(), set()),
     "_forwarding": Layer({"task"}, set()),
     "_batches": Layer(VALUES | INSIDE | {"ids", "wire"}, {"msgspec"}),

@@ -37,7 +37,7 @@ def tree(
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number of tasks; 0: all.")] = 1000,
     as_json: options.Json = False,
 ) -> None:
-    """Draw a chain: the task that began it, and below each task those that came from it.
+    """Draw a chain of tasks, each below the one it came from.
 
     A task comes from another if its run has scheduled it, with or without the settlement, or if it runs after it.
     """

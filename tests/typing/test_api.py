@@ -1,7 +1,7 @@
 """What type checkers know of the public face. They are what fails here: the tests only run what they read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,6 +79,8 @@ from leasekit.backend import (
     Beat,
     CancelSource,
     Capabilities,
+    ChainCancelled,
+    ChainDirectory,
     Claimed,
     CompleteSettings,
     GateDirectory,
@@ -170,6 +172,8 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(client.stats(), Stats)
     assert_type(client.stats().kinds, dict[str, dict[str, int]])
     assert_type(client.cancel(info.id), list[Verdict])
+    assert_type(client.cancel_chain(info.id), list[Verdict])
+    assert_type(client.list_tasks(root=info.root), Page)
     assert_type(client.wait_tasks(info.id, timeout=30), list[TaskInfo])
     assert_type(client.workers(), list[WorkerInfo])
     assert_type(client.nodes(), list[NodeInfo])
@@ -198,6 +202,7 @@ async def test_the_same_from_an_event_loop(client: Client) -> None:
     assert_type(await client.alist_tasks(), Page)
     assert_type(await client.astats(), Stats)
     assert_type(await client.acancel(scheduled.id), list[Verdict])
+    assert_type(await client.acancel_chain(scheduled.id), list[Verdict])
     assert_type(await client.await_tasks(scheduled.id), list[TaskInfo])
     assert_type(await client.aworkers(), list[WorkerInfo])
     assert_type(await client.anodes(), list[NodeInfo])
@@ -390,6 +395,9 @@ def test_backends() -> None:
     assert isinstance(sink, NodeDirectory)
     assert isinstance(sink, KindDirectory)
     assert isinstance(sink, GateDirectory)
+    assert isinstance(sink, ChainDirectory)
+    cancelling: Callable[..., Coroutine[Any, Any, ChainCancelled]] = sink.cancel_chain
+    assert callable(cancelling)
     assert isinstance(sink, CancelSource)
     assert not isinstance(sink, KindListener)
     assert not isinstance(sink, NameSource)

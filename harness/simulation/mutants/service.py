@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from harness.simulation.mutants.edit import Edit
 from harness.simulation.mutants.mutant import Histories, Mutant
 
+_NO_FOLLOWERS = "the tasks of the simulation come from no others, and wait for none"
+
 SERVICE: Mapping[str, Mutant] = {
     # Tokens and fences ----------------------------------------------------------------------------------------------
     "beat-without-token": Mutant(
@@ -249,5 +251,50 @@ SERVICE: Mapping[str, Mutant] = {
         test="tests/server/roles/test_retention.py::"
         "test_a_kind_keeps_its_tasks_for_a_shorter_or_a_longer_time_than_the_store",
         why_test="no task of the simulation is as old as that",
+    ),
+    # Tasks after others, and chains --------------------------------------------------------------------------------
+    "follower-does-not-wait": Mutant(
+        "A task can be claimed before the tasks that it was to run after have ended.",
+        Edit("server.roles.following:begin", "replace(row, next_trigger_at=AWAITING_AT)", "row"),
+        test="tests/server/roles/test_following.py::test_a_diamond_is_no_circle",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "follower-of-one-of-two": Mutant(
+        "A task is ready once the first of the tasks that it waits for has succeeded.",
+        Edit("server.roles.following:_told", "ready.difference_update(...)", "pass"),
+        test="tests/server/roles/test_following.py::test_a_diamond_is_no_circle",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "failure-keeps-followers": Mutant(
+        "A task waits for ever if a task that it was to run after has failed.",
+        Edit("server.roles.following:_told", "ended[name].status is not Status.SUCCESS", "False"),
+        test="tests/server/roles/test_following.py::test_each_end_of_a_task_is_told_to_those_that_wait_for_it",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "later-followers-forgotten": Mutant(
+        "Only the first followers of a task are told of its end.",
+        Edit("server.roles.following:follow", "len(waits) > most", "False"),
+        test="tests/server/roles/test_following.py::"
+        "test_many_followers_are_told_in_steps_and_the_end_is_kept_until_all_know",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "untold-end-removed": Mutant(
+        "A purge removes a task whose end some of its followers do not know.",
+        Edit("server.roles.retention:_removed", "row.id not in untold", "True"),
+        test="tests/server/roles/test_following.py::"
+        "test_many_followers_are_told_in_steps_and_the_end_is_kept_until_all_know",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "circle-accepted": Mutant(
+        "Tasks that wait for one another are accepted.",
+        Edit("server.roles.frontend:schedule", "intake.after", "False"),
+        test="tests/server/roles/test_following.py::test_a_circle_is_refused_and_its_way_is_told",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "late-spawn-lives": Mutant(
+        "What comes from a cancelled chain by a run that goes on is started.",
+        Edit("server.roles.chains:add", "turn.tx.cancelled_chains(...)", "set()"),
+        test="tests/server/roles/test_chains.py::test_what_comes_late_from_a_cancelled_chain_is_cancelled_too",
+        why_test=_NO_FOLLOWERS,
     ),
 }

@@ -369,9 +369,10 @@ def _client(request: ApiRequest, worker: str | UnsetType) -> str | None:
 async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse:
     """Stream the events of tasks and workers, as Server-Sent Events; `kind` and `task` are filters.
 
-    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested`, `cancelled` or `redriven`;
-    of workers `joined` or `left`; of kinds `kind_changed`; of gates `gate_changed`. `data` is JSON: `event`, `at`, and
-    if they apply, `id`, `kind`, `status` (after the event), `worker`, `outcome`, `collection`, `mode`. A client that
+    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested`, `cancelled`, `dropped` or
+    `redriven`; of workers `joined` or `left`; of kinds `kind_changed`; of gates `gate_changed`. `data` is JSON:
+    `event`, `at`, and if they apply, `id`, `kind`, `status` (after the event), `worker`, `outcome`, `collection`,
+    `mode`. A client that
     reconnects with `Last-Event-ID` gets the events since then, after a `missed` if some are no longer kept. A client
     that reads too slowly is dropped. Comments show a live stream.
 

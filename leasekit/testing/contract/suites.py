@@ -4,6 +4,7 @@ from leasekit.backend import Backend, Redriver, Scheduler
 from leasekit.testing.contract.batching import Batching
 from leasekit.testing.contract.beating import Beating
 from leasekit.testing.contract.cancelling import Cancelling
+from leasekit.testing.contract.chains import Chains
 from leasekit.testing.contract.claiming import Claiming
 from leasekit.testing.contract.gates import Gates
 from leasekit.testing.contract.granting import Granting
@@ -53,9 +54,10 @@ class SchedulerContract(
     Gates,
     Shares,
     Quotas,
+    Chains,
 ):
-    """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger`, `KindDirectory` and
-    `GateDirectory` if it is one.
+    """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger`, `KindDirectory`,
+    `GateDirectory` and `ChainDirectory` if it is one.
     """
 
 

@@ -97,7 +97,7 @@ def test_bounds_are_in_the_schemas(document: Any) -> None:
 
 def test_parameters_are_told_with_their_bounds(document: Any) -> None:
     parameters = {p["name"]: p for p in document["paths"]["/v1/tasks"]["get"]["parameters"]}
-    assert parameters.keys() == {"kind", "status", "collection", "worker", "newest", "cursor", "limit"}
+    assert parameters.keys() == {"kind", "status", "collection", "worker", "root", "newest", "cursor", "limit"}
     assert parameters["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}
     assert parameters["kind"]["schema"]["maxLength"] == 128
     assert "null" not in json.dumps(parameters)

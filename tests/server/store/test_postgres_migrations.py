@@ -11,6 +11,7 @@ from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, KindSettings, NewTask, Settlement, Status
+from leasekit.wire import ChainRequest
 from tests.postgres_server import PostgresServer
 
 # Each is made when its version is the head: with tasks in each state, some seconds before `SOON_AFTER`.
@@ -46,8 +47,10 @@ async def test_tables_of_each_version_keep_their_tasks_through_migrations(
         assert (beat.verdict, end.verdict) == ("renewed", "settled")
         (again,) = await engine.schedule([NewTask(kind="done", dedupe_key="key")])
         assert (again.id, again.status) == ("done", Status.SUCCESS)
-        claimed = await engine.claim(worker="w", kinds=["waiting", "later"], limit=5, wait=0, claim_id="c")
-        assert [task.id for task in claimed.tasks] == ["waiting", "keyed"][:version]
+        claimed = await engine.claim(worker="w", kinds=["waiting", "later", "next"], limit=5, wait=0, claim_id="c")
+        assert {task.id for task in claimed.tasks} == ({"waiting", "keyed", "next"} if version >= 2 else {"waiting"})
+        chain = [task.id for task in (await engine.list_tasks(root="held")).tasks]
+        assert chain == (["held", "next"] if version >= 2 else ["held"])
         assert [(info.kind, info.settings, info.changed_by) for info in await engine.kinds()] == (
             [("waiting", KindSettings(priority=0, max_attempts=3), "one")] if version >= 2 else []
         )
@@ -74,6 +77,15 @@ async def test_a_node_serves_the_tables_before_this_version_and_finds_the_new_on
             await engine.set_kind("k", KindSettings(priority=0), by=None)
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+        with pytest.raises(Refused, match="run `leasekit migrate`"):
+            await engine.schedule([NewTask(kind="k", after=["before"])])
+        with pytest.raises(Refused, match="run `leasekit migrate`"):
+            await engine.cancel_chain(ChainRequest(id="before"))
+        with pytest.raises(Refused, match="run `leasekit migrate`"):
+            await engine.list_tasks(root="before")
+        await engine.schedule([NewTask(kind="other", id="from-before", parent="before")])
+        (info,) = (await engine.list_tasks(kind="other")).tasks
+        assert (info.parent, info.root) == (None, "from-before")
         assert await engine.gates() == []
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.schedule([NewTask(kind="k", key="tenant")])

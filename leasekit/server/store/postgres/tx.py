@@ -14,7 +14,19 @@ from typing import Any
 from msgspec.structs import fields
 
 from leasekit.errors import Refused
-from leasekit.server.store import Anchor, Contended, Entity, GateRow, KindRow, Lane, Node, Reading, Trigger, damage
+from leasekit.server.store import (
+    Anchor,
+    Contended,
+    Entity,
+    Filter,
+    GateRow,
+    KindRow,
+    Lane,
+    Node,
+    Reading,
+    Trigger,
+    damage,
+)
 from leasekit.server.store import statements as sql
 from leasekit.server.store.keyed import Charge
 from leasekit.server.store.postgres.session import PostgresSession, array
@@ -123,6 +135,11 @@ class PostgresView(SqlView):
 
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         return super().waits_of(ids) if self._has_kinds() else []
+
+    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
+        if wanted.root is not None and not self._has_kinds():
+            raise Refused("the tables of the database have no room for chains: run `leasekit migrate`")
+        return super().page(wanted, after=after, limit=limit, until=until)
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
         return super().chains_of(seqs) if self._has_kinds() else {}

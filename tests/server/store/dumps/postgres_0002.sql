@@ -15,6 +15,15 @@ CREATE TABLE leasekit.bucket (
     key text NOT NULL COLLATE pg_catalog."C",
     full_at double precision NOT NULL
 );
+CREATE TABLE leasekit.cancelled_chain (
+    root text NOT NULL COLLATE pg_catalog."C",
+    at double precision NOT NULL
+);
+CREATE TABLE leasekit.chain (
+    seq bigint NOT NULL,
+    parent text NOT NULL COLLATE pg_catalog."C",
+    root text NOT NULL COLLATE pg_catalog."C"
+);
 CREATE TABLE leasekit.claim (
     worker text NOT NULL COLLATE pg_catalog."C",
     claim_id text NOT NULL COLLATE pg_catalog."C",
@@ -172,7 +181,17 @@ CREATE TABLE leasekit.version (
     number integer NOT NULL,
     made_at timestamp with time zone NOT NULL
 );
+CREATE TABLE leasekit.wait (
+    awaited text NOT NULL COLLATE pg_catalog."C",
+    id text NOT NULL COLLATE pg_catalog."C"
+);
+CREATE TABLE leasekit.wake (
+    awaited text NOT NULL COLLATE pg_catalog."C",
+    told text NOT NULL COLLATE pg_catalog."C"
+);
 INSERT INTO leasekit.bucket VALUES ('waiting', '', 1795469460);
+INSERT INTO leasekit.cancelled_chain VALUES ('dead', 1795469460);
+INSERT INTO leasekit.chain VALUES (7, 'held', 'held');
 INSERT INTO leasekit.claim VALUES ('one', 'first', 1795469459.503321, 0.0003762245178222656, '\x5b5b312c223565666433303361373132396132636339616636363133666635313766376430225d5d');
 INSERT INTO leasekit.claim VALUES ('one', 'second', 1795469459.574233, 0.0004394054412841797, '\x5b5b322c223231666639653666323833356536316138383832373838376431383961363037225d5d');
 INSERT INTO leasekit.claim VALUES ('one', 'third', 1795469459.59019, 0, '\x5b5b352c226465353962613631333130346433393234623365323033316338633633383061225d5d');
@@ -193,9 +212,11 @@ INSERT INTO leasekit.task VALUES (5, 'dead', 'dead', NULL, 2, 1795469459.472198,
 INSERT INTO leasekit.task VALUES (2, 'done', 'done', NULL, 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, 'key', NULL, '\xb930b39012506bd7fb5f26c589473519', '\x22c3a95c5c22');
 INSERT INTO leasekit.task VALUES (1, 'held', 'held', 'c', 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x984530e49acf879ea2a3b7c3062fca65', '\x7b226e223a317d');
 INSERT INTO leasekit.task VALUES (4, 'later', 'later', NULL, 2, 1795469459.472198, 4102444800, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
+INSERT INTO leasekit.task VALUES (7, 'next', 'next', NULL, 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
 INSERT INTO leasekit.task VALUES (3, 'waiting', 'waiting', NULL, 1, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'later', 'new', 1);
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'waiting', 'new', 2);
+INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'next', 'new', 1);
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'held', 'new', 0);
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'held', 'claimed', 0);
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'held', 'processing', 1);
@@ -207,14 +228,20 @@ INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'dea
 INSERT INTO leasekit.task_count VALUES ('a8ef9576db294b7d8fe5b3db89ba3f24', 'dead', 'dead', 1);
 INSERT INTO leasekit.trigger VALUES (3, 'waiting', 'waiting', 1, 300, 300, 'new', 0, 0, 0, 0, false, NULL, NULL, 1795469459.472198, NULL, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL);
 INSERT INTO leasekit.trigger VALUES (4, 'later', 'later', 2, 300, 300, 'new', 0, 0, 0, 0, false, NULL, NULL, 4102444800, NULL, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL);
+INSERT INTO leasekit.trigger VALUES (7, 'next', 'next', 2, 300, 300, 'new', 0, 0, 0, 0, false, NULL, NULL, 253402255000, NULL, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL);
 INSERT INTO leasekit.trigger VALUES (1, 'held', 'held', 2, 30, 30, 'processing', 1, 1, 0, 0, false, 'one', '5efd303a7129a2cc9af6613ff517f7d0', 1795469489.503321, NULL, NULL, NULL, false, NULL, 1795469459.503321, 1795469459.542902, 1795469459.542902, 1795469489.542902);
 INSERT INTO leasekit.trigger VALUES (2, 'done', 'done', 2, 300, 300, 'success', 1, 1, 0, 0, false, NULL, NULL, NULL, NULL, NULL, NULL, false, 1795469459.583261, 1795469459.574233, NULL, NULL, NULL);
 INSERT INTO leasekit.trigger VALUES (5, 'dead', 'dead', 2, 300, 300, 'dead', 1, 1, 0, 1, false, NULL, NULL, NULL, '1 attempt ended in retry: max_attempts is 1', NULL, NULL, false, 1795469459.596047, 1795469459.59019, NULL, NULL, NULL);
 INSERT INTO leasekit.version VALUES (1, '2026-11-23 21:30:57.077121+00');
 INSERT INTO leasekit.version VALUES (2, '2026-11-24 00:19:01.828552+00');
+INSERT INTO leasekit.wait VALUES ('held', 'next');
 SELECT pg_catalog.setval('leasekit.task_seq', 1, true);
 ALTER TABLE ONLY leasekit.bucket
     ADD CONSTRAINT bucket_pkey PRIMARY KEY (kind, key);
+ALTER TABLE ONLY leasekit.cancelled_chain
+    ADD CONSTRAINT cancelled_chain_pkey PRIMARY KEY (root);
+ALTER TABLE ONLY leasekit.chain
+    ADD CONSTRAINT chain_pkey PRIMARY KEY (seq);
 ALTER TABLE ONLY leasekit.claim
     ADD CONSTRAINT claim_pkey PRIMARY KEY (worker, claim_id);
 ALTER TABLE ONLY leasekit.dedupe
@@ -247,6 +274,11 @@ ALTER TABLE ONLY leasekit.task
     ADD CONSTRAINT uq_task_id UNIQUE (id);
 ALTER TABLE ONLY leasekit.version
     ADD CONSTRAINT version_pkey PRIMARY KEY (number);
+ALTER TABLE ONLY leasekit.wait
+    ADD CONSTRAINT wait_pkey PRIMARY KEY (awaited, id);
+ALTER TABLE ONLY leasekit.wake
+    ADD CONSTRAINT wake_pkey PRIMARY KEY (awaited);
+CREATE INDEX ix_chain_root ON leasekit.chain USING btree (root, seq);
 CREATE INDEX ix_claim_granted_at ON leasekit.claim USING btree (granted_at);
 CREATE INDEX ix_keyed_queued ON leasekit.keyed USING btree (kind, priority, key, due_at, seq) WHERE (due_at IS NOT NULL);
 CREATE INDEX ix_share_active ON leasekit.share USING btree (kind, priority, taken, key) WHERE active;
@@ -257,3 +289,4 @@ CREATE INDEX ix_trigger_ended ON leasekit.trigger USING btree (ended_at, seq) WH
 CREATE INDEX ix_trigger_leased ON leasekit.trigger USING btree (next_trigger_at) WHERE (owner IS NOT NULL);
 CREATE INDEX ix_trigger_running ON leasekit.trigger USING btree (kind) WHERE (owner IS NOT NULL);
 CREATE INDEX ix_trigger_waiting ON leasekit.trigger USING btree (kind, priority, next_trigger_at, seq) WHERE ((owner IS NULL) AND (next_trigger_at IS NOT NULL));
+CREATE INDEX ix_wait_id ON leasekit.wait USING btree (id);

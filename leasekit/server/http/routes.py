@@ -372,9 +372,8 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
     `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested`, `cancelled`, `dropped` or
     `redriven`; of workers `joined` or `left`; of kinds `kind_changed`; of gates `gate_changed`. `data` is JSON:
     `event`, `at`, and if they apply, `id`, `kind`, `status` (after the event), `worker`, `outcome`, `collection`,
-    `mode`. A client that
-    reconnects with `Last-Event-ID` gets the events since then, after a `missed` if some are no longer kept. A client
-    that reads too slowly is dropped. Comments show a live stream.
+    `mode`. A client that reconnects with `Last-Event-ID` gets the events since then, after a `missed` if some are no
+    longer kept. A client that reads too slowly is dropped. Comments show a live stream.
 
     Events of other servers of the same database come too, from a few seconds after the stream began. Some of these may
     be lost, without a `missed`. A worker joins and leaves each server by itself.

@@ -281,6 +281,8 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         "ended_at": msgspec.to_builtins(at(start + 2)),
         "reason": None,
         "gate": None,
+        "parent": None,
+        "root": "a",
     }
     assert [(run["fence"], run["outcome"], run["at"], run["worker"]) for run in history] == [
         (1, "retry", msgspec.to_builtins(at(start + 1)), "w"),

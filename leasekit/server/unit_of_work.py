@@ -147,7 +147,7 @@ class UnitOfWork:
 
     def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
         """Record an event of a task whose state is now `row`. Give `worker` where it no longer owns the task."""
-        if row.status.ended:
+        if row.ended_at is not None:
             self.over.append(row)
         if event in _COUNTED:
             self.counted[row.kind, event, outcome or ""] += 1

@@ -62,11 +62,11 @@ def begin_again(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
 
 def follow(turn: UnitOfWork, *, most: int = STEP) -> None:
     """Make ready, or drop, what waits for the tasks that this transaction has ended; for `most` followers."""
+    if not turn.tx.has_waits():
+        turn.over.clear()
     while turn.over:
         ended = {row.id: row for row in turn.over}
         turn.over.clear()
-        if not turn.tx.has_waits():
-            return
         turn.tx.drop_waits_of([row.id for row in ended.values() if row.status is Status.CANCELLED])
         waits = turn.tx.waits(ended, limit=most + 1)
         late = {name for name in ended if name >= waits[most][0]} if len(waits) > most else set[str]()

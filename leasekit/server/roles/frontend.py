@@ -111,6 +111,7 @@ class _Intake:
         if not self._new:
             return
         seq = turn.tx.allocate_seqs(len(self._new))
+        comes_from_others = bool(self.after or self._parents)
         entities: list[Entity] = []
         rows: list[Trigger] = []
         keys: dict[int, str] = {}
@@ -122,16 +123,22 @@ class _Intake:
                 keys[seq] = key
             turn.tell("scheduled", rows[-1])
             seq += 1
-        if self.after:
-            rows = following.begin(turn, rows, self.after)
-        if self._parents and turn.tx.has_chains():
-            rows = chains.add(turn, rows, self._parents)
-        for row in rows:
-            if row.next_trigger_at is not None:
-                turn.ready(row.kind, row.next_trigger_at)
-        turn.tx.add(entities, rows, keys)
+            if not comes_from_others:
+                turn.ready(task.kind, at)
+        turn.tx.add(entities, self._begun(rows) if comes_from_others else rows, keys)
         if self._new_firsts:
             turn.tx.set_dedupes(list(self._new_firsts.values()))
+
+    def _begun(self, rows: list[Trigger]) -> list[Trigger]:
+        """Return the states of new tasks of which some run after others, or come from them."""
+        if self.after:
+            rows = following.begin(self._turn, rows, self.after)
+        if self._parents and self._turn.tx.has_chains():
+            rows = chains.add(self._turn, rows, self._parents)
+        for row in rows:
+            if row.next_trigger_at is not None:
+                self._turn.ready(row.kind, row.next_trigger_at)
+        return rows
 
     def _key_of(self, task: NewTask) -> str | None:
         """Return the key of a task; a task that stands for a name has none."""
@@ -147,7 +154,7 @@ class _Intake:
         self._new.append((task_id, payload, digest, task, settings))
         if task.after:
             self.after[task_id] = task.after
-        if (task.parent is not None or task.after) and (parent := chains.parent_of(task)) is not None:
+        if (task.after or task.parent) and (parent := chains.parent_of(task)) is not None:
             self._parents[task_id] = parent
         if task.id is not None or task.dedupe_key is not None:
             self._known[task_id] = _Known(Status.NEW, task.kind, digest)

@@ -82,22 +82,18 @@ def keep(turn: UnitOfWork, *, most: int = STEP) -> bool:
     rows, locked = turn.tx.unlocked_triggers([name for name, _ in wakes]) if wakes else ({}, ())
     changed: dict[str, str | None] = {}
     for name, told in wakes:
-        if most <= 0:
-            return True
         row = rows.get(name)
         if row is not None and row.status.ended:
-            waits = turn.tx.waits([name], limit=most, after=told)
+            waits = turn.tx.waits([name], limit=most, after=told) if most else []
             is_all = len(waits) < most
+            if not _told(turn, {name: row}, waits):
+                changed[name] = None if is_all else waits[-1][1] if waits else told
             most -= len(waits)
-            left = _told(turn, {name: row}, waits)
-            if not left:
-                changed[name] = None if is_all else waits[-1][1]
         elif name not in locked:
             changed[name] = None
             _drop_circle(turn, row)
-        turn.tx.set_wakes(changed)
-        changed.clear()
-    return len(wakes) == _NOTED
+    turn.tx.set_wakes({name: told for name, told in changed.items() if told != dict(wakes)[name]})
+    return any(told is not None for told in changed.values()) or len(changed) == _NOTED
 
 
 def _told(turn: UnitOfWork, ended: Mapping[str, Trigger], waits: Sequence[Wait]) -> list[Wait]:

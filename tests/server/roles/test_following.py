@@ -137,8 +137,8 @@ async def test_many_followers_are_told_in_steps_and_the_end_is_kept_until_all_kn
     monkeypatch.setattr(following.keep, "__kwdefaults__", {"most": step})
     monkeypatch.setattr(following, "STEP", step)
     await bench.put("a")
-    await bench.put("z", kind="last", after=["b19"])
     await bench.put(*names, kind="other", after=["a"])
+    await bench.put("z", kind="last", after=["b19"])
     await settled(bench, outcome)
     told = [name for name in names if (await bench.info(name)).reason != 'waits for "a" to succeed']
     assert told == names[:step]

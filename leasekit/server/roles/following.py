@@ -164,7 +164,7 @@ def _circle(tx: Tx, task_id: str) -> str | None:
     level = [task_id]
     for _ in range(_MOST):
         edges = tx.waits_of(level)
-        level = []
+        level = list[str]()
         for name, waiting in edges:
             if name == task_id:
                 return " after ".join(f'"{name}"' for name in [task_id, *_way(came_from, waiting), task_id])

@@ -316,7 +316,9 @@ def _keyed_lanes() -> sa.Select[Any, Any, Any]:
         for state, order in ((share.c.active, share.c.taken), (is_joining(), share.c.due_at))
     )
     first = func.coalesce(*firsts, type_=sa.Double)
-    return select(priorities.c.value, kinds.c.value, first).select_from(priorities.join(kinds, literal(value=True)))
+    of_lanes = select(priorities.c.value, kinds.c.value, first)
+    of_lanes = of_lanes.select_from(priorities.join(kinds, literal(value=True)))
+    return of_lanes.where(sa.exists(select(literal(1)).select_from(share)))  # no lane is looked at if there is none
 
 
 _UNKEYED_LANES = _lanes().add_columns(sa.literal_column("0"))

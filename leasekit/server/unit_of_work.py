@@ -93,7 +93,7 @@ class UnitOfWork:
         self._later: dict[str, float] = {}
         self._opened: set[str] = set()
         self._full: set[str] = set()
-        self._freed = Counter[str]()
+        self._freed: dict[str, int] = {}
         self._gates: Gates | None = None  # None: not read yet
 
     @property
@@ -142,7 +142,7 @@ class UnitOfWork:
     def freed(self, kind: str) -> None:
         """Note that this transaction has changed the limits of a kind."""
         self._full.discard(kind)
-        self._freed[kind] += 1
+        self._freed[kind] = 1
         self.ready(kind, self.now)
 
     def tell(self, event: str, row: Trigger, *, worker: str | None = None, outcome: str | None = None) -> None:
@@ -192,16 +192,17 @@ class UnitOfWork:
         return {
             kind: NewlyDue(0, closed[kind].until)
             if kind in closed and kind not in self._opened
-            else NewlyDue(self._due.get(kind, 0), self._later.get(kind), freed[kind], kind in self._full)
+            else NewlyDue(self._due.get(kind, 0), self._later.get(kind), freed.get(kind, 0), kind in self._full)
             for kind in self._due.keys() | self._later.keys() | freed.keys()
         }
 
-    def _places_freed(self) -> Counter[str]:
+    def _places_freed(self) -> Mapping[str, int]:
         """Return how many places have become free, of kinds with a `concurrency` that are not full again."""
         rules = self.kinds.rules
-        ended = Counter(row.kind for row in self.ended if row.kind in rules) if rules else Counter[str]()
-        is_open = {kind for kind in ended if rules[kind].concurrency is not None} - self._full
-        return self._freed + Counter({kind: ended[kind] for kind in is_open})
+        if not rules:  # most stores: each transaction comes here
+            return self._freed
+        limited = {kind for kind, of_kind in rules.items() if of_kind.concurrency is not None} - self._full
+        return Counter(row.kind for row in self.ended if row.kind in limited) + Counter(self._freed)
 
 
 def to_bytes(value: Any) -> bytes:

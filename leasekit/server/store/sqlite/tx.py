@@ -37,8 +37,8 @@ _decode_anchor = msgspec.json.Decoder(Anchor).decode
 
 
 class Counter:
-    """What the only writer knows: the last `seq` that it has reserved (a failed transaction leaves a gap), how far it
-    has looked, and whether tasks wait for others, or have since the store was opened.
+    """The last `seq` that the only writer has reserved (a failed transaction leaves a gap), how far it has looked, and
+    whether tasks wait for others, or have since the store was opened.
     """
 
     def __init__(self) -> None:

@@ -101,7 +101,6 @@ UNFIT: dict[str, tuple[Any, int | None, str | None]] = {
         1,
         "retry.waits[1]",
     ),
-    "after another": ({"tasks": [GOOD, {"kind": "never", "after": ["a-1"]}]}, 1, "after"),
     "after too many": ({"tasks": [GOOD, {"kind": "never", "after": ["a"] * 101}]}, 1, "after"),
     "payload too big": ({"tasks": [GOOD, {"kind": "never", "payload": "x" * 1024 * 1024}]}, 1, "payload"),
     "payload nested 65 deep": (

@@ -80,8 +80,8 @@ def kinds(
 ) -> None:
     """List, show and change the settings of kinds.
 
-    They hold for tasks that are scheduled from then on, and whose submission does not say otherwise. Tasks that were
-    scheduled before keep their options.
+    They hold for tasks that are scheduled from then on, and whose submission does not say otherwise; retention,
+    concurrency, rate, burst, weight and aging at once, for all tasks of the kind.
     """
     arguments = rest or []
     _check(what, arguments, has_flags=yes or dry_run or prune)

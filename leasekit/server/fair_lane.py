@@ -65,10 +65,11 @@ class FairLane:
         self._queues: dict[str, Queue] = {}
         self._taken: dict[str, int] = {}  # of the keys whose shares change
         self._key_of: dict[int, str] = {}
+        # In this order: a share that another node lets join between the two reads is in both of them, not in none.
+        joining = turn.tx.joining_shares(lane, now=turn.now, limit=2 * self._page)
         active = turn.tx.active_shares(lane, after=_BEFORE_ALL, limit=self._page)
         self._base = active[0].taken if active else 0.0
         self._last = active[-1] if len(active) == self._page else None  # None: all active shares have been read
-        joining = turn.tx.joining_shares(lane, now=turn.now, limit=2 * self._page)
         if unkeyed is not None:
             self._queues[_UNKEYED] = unkeyed
             joining.append(turn.tx.share(lane, _UNKEYED))

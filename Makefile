@@ -36,8 +36,8 @@ help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' $(MAKEFILE_LIST) | while IFS='	' read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
 
 .PHONY: demo
-demo: introduction $(VENV)/leasekit ## Run `leasekit demo`
-	@$(BIN)/leasekit demo
+demo: introduction $(VENV)/leasekit ## Run `leasekit demo` (ARGS=--keep: its web console stays, until Ctrl-C)
+	@$(BIN)/leasekit demo $(ARGS)
 
 .PHONY: introduction
 introduction:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -204,19 +204,80 @@ def _shares(lines: Sequence[Line]) -> list[str]:
         "settle": "settle_by_100_cpu_us",
     }
     delays = {"tasks started before": "before", "s": "seconds"}
-    of_costs, of_delays = ([line for line in lines if next(iter(names.values())) in line] for names in (costs, delays))
+    ideal = {"off by tasks of a key, at most": "off", "tasks started": "started", "CPU µs a claimed task": "cpu_us"}
+    of_costs, of_delays, of_ideal = (
+        [line for line in lines if next(iter(names.values())) in line] for names in (costs, delays, ideal)
+    )
     return [
         "### Fair shares by key",
         _machine(lines),
         _columns(costs, of_costs),
         "A single task of another key, or without keys, is scheduled behind a backlog:",
         _columns(delays, of_delays),
+        "Beside ideal fair queueing: one key has a million tasks, and behind them each other key has one:",
+        _columns(ideal, of_ideal),
     ]
+
+
+def _rules(lines: Sequence[Line]) -> list[str]:
+    rows = [
+        [
+            line["case"],
+            f"{line['cpu_us']:g}",
+            f"{line['ratio']:.2f}",
+            "-".join(f"{part:.2f}" for part in line["ratios"]),
+        ]
+        for line in lines
+    ]
+    head = ["", "CPU µs a life", "times nothing set", "of all rounds"]
+    return ["### What kinds, gates, limits and keys cost", _machine(lines), _table(head, rows)]
 
 
 def _isolation(lines: Sequence[Line]) -> list[str]:
     columns = {"p50 ms": "p50_ms", "p95 ms": "p95_ms", "p99 ms": "p99_ms", "loud tasks/s": "loud_started_per_s"}
     return ["### A kind beside one that is over its quota", _machine(lines), _columns(columns, lines)]
+
+
+def _flows(lines: Sequence[Line]) -> list[str]:
+    costs = [line for line in lines if "per_s" in line]
+    polls = [line for line in lines if "mean" in line]
+    step = next(line for line in costs if "ratio" in line)
+    beside = f"An execution took {step['ratio']:g} times as long as a plain task of the same run"
+    return [
+        "### Flows",
+        _machine(lines),
+        _columns({"a second": "per_s", "CPU ms": "cpu_ms"}, costs),
+        f"{beside}, and {step['cpu_ratio']:g} times its CPU. Below: the mean time of a flow, by its time alone.",
+        _columns({"mean": "mean", "perfect scheduling": "ideal"}, polls),
+        _draw("flows", "time of a flow, by its time alone", [(line["case"], line["mean"]) for line in polls]),
+    ]
+
+
+def _polling(lines: Sequence[Line]) -> list[str]:
+    columns = {"mean": "mean", "ran": "ran", "scale": "scale"}
+    skews = {"mean": "mean", "first: tasks": "first_tasks", "mean ": "first_mean", "second: tasks": "second_tasks"}
+    skews["mean  "] = "second_mean"
+    alone, skewed = ([line for line in lines if ("first_mean" in line) is both] for both in (False, True))
+    rows = [
+        [line["case"], *(f"{line[name]:,}" for name in columns.values()), f"{line['ideal_mean']:,}"] for line in alone
+    ]
+    series: dict[str, list[tuple[float, float]]] = {"ideal scheduling": []}
+    for line in alone:
+        count, _, window = line["case"].partition(" at once, window ")
+        if window:
+            series.setdefault(f"window {window}", []).append((int(count), line["mean"]))
+            if window == "for all":
+                series["ideal scheduling"].append((int(count), line["ideal_mean"]))
+    title = "Mean time of a task from its arrival, by the tasks that come at once (1: alone)"
+    (RESULTS / "polling.svg").write_text(plot(title, series), encoding="utf-8")
+    return [
+        "### Tasks that poll, in one process and in two",
+        _machine(lines),
+        "Ratios to a task that never waits for a slot: from its arrival (*mean*), from its first call (*ran*).",
+        f"![{title}](results/polling.svg)",
+        _table(["", *columns, "ideal scheduling: mean"], rows),
+        _columns(skews, skewed),
+    ]
 
 
 _SHOWN = {
@@ -233,6 +294,9 @@ _SHOWN = {
     "brokers": _brokers,
     "shares": _shares,
     "isolation": _isolation,
+    "flows": _flows,
+    "polling": _polling,
+    "rules": _rules,
 }
 
 
@@ -281,5 +345,39 @@ def chart(title: str, bars: Sequence[tuple[str, float]]) -> str:
             f'<text x="0" y="{top + 13}">{escape(label)}</text>',
             f'<rect x="{_LABEL}" y="{top}" width="{width:.1f}" height="{_BAR}" rx="2" fill="#3b82c4"/>',
             f'<text x="{_LABEL + width + 6:.1f}" y="{top + 13}">{shown}</text>',
+        ]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+_COLOURS = ("#808890", "#3b82c4", "#c4633b", "#3ba36b")
+
+
+def plot(title: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Draw lines through points as SVG that is readable on light and dark pages; the y axis begins at 1."""
+    width, height, left, top = _WIDTH, 260, 40, 40
+    points = [point for line in series.values() for point in line]
+    most_x, most_y = max(x for x, _ in points), max(y for _, y in points)
+
+    def at(x: float, y: float) -> str:
+        across, up = (width - left - 20) * x / most_x, (height - top - 30) * (y - 1) / (most_y - 1)
+        return f"{left + across:.1f},{height - 30 - up:.1f}"
+
+    style = 'font-family="system-ui, sans-serif" font-size="12" fill="#808890"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {style}>',
+        f'<text x="0" y="16" font-weight="bold">{escape(title)}</text>',
+    ]
+    for x in sorted({x for x, _ in points}):
+        across = at(x, 1).partition(",")[0]
+        parts.append(f'<text x="{across}" y="{height - 10}" text-anchor="middle">{x:g}</text>')
+    for y in (1 + (most_y - 1) * step / 4 for step in range(5)):
+        up = at(0, y).partition(",")[2]
+        parts.append(f'<text x="0" y="{float(up) + 4:.1f}">{y:.2f}</text>')
+    for number, (name, line) in enumerate(series.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        path = " ".join(at(x, y) for x, y in sorted(line))
+        parts += [
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
+            f'<text x="{left + 12}" y="{top + 16 * number}" fill="{colour}">{escape(name)}</text>',
         ]
     return "\n".join([*parts, "</svg>", ""])

@@ -17,13 +17,14 @@ fence name a lease; only the first six characters of its token are ever written.
 Which component writes which event, and at which moment:
 
   a scheduling client      Asked before a schedule leaves, Acknowledged when its answer arrives; CancelAsked and
-                           CancelAnswered likewise
+                           CancelAnswered, RescheduleAsked and RescheduleAnswered likewise; PeriodicSet when answered
   a worker                 Granted, Renewed, Refused, SettleAnswered when the answer arrives, with `asked_at`, when the
                            request left (of a claim: the first one under its id); SettleAsked before it leaves; Lost
   a handler                Started before its first line, Effect before each side effect, Stopped after its last line
   what observes processes  Began, Ended (reaped: no code of the process runs from here on), Draining, Paused, Resumed,
                            Frozen, Thawed
-  the store, if it can     Issued, Extended, Closed, Redriven as they are committed; Served: each item that was answered
+  the store, if it can     Issued, Extended, Closed, Redriven as they are committed; GateChanged and KindChanged, after
+                           the leases of the same transaction; Served: each item that was answered
   the harness              Fault when a fault has taken effect, FaultsOver, and after a full drain a Final for each task
 
 A component leaves out what it cannot see: the checker judges by the events that exist. Without the store's events the
@@ -68,6 +69,7 @@ class Began(Event, frozen=True, kw_only=True):
     role: Literal["worker", "server", "scheduler", "harness"]
     slots: int = 0  # how many handlers a worker runs at once
     kinds: tuple[str, ...] = ()  # the kinds that a worker serves; empty: all
+    labels: dict[str, str] = {}  # those that a worker claims with
 
 
 class Ended(Event, frozen=True, kw_only=True):
@@ -104,6 +106,8 @@ class Asked(Event, frozen=True, kw_only=True):
     kind: str
     priority: int = 2
     collection: str | None = None
+    key: str | None = None
+    requires: dict[str, str] = {}  # the labels that a worker must have
     due_at: float | None = None  # the moment before which the task must not be granted, by the true clock
     dedupe_key: str | None = None
     dedupe_window: float | None = None
@@ -112,6 +116,8 @@ class Asked(Event, frozen=True, kw_only=True):
     max_runtime: float | None = None
     expiry: str = "crash"  # what a run that times out counts as
     heartbeat_timeout: float = 0.0  # the ttl that a heartbeat grants; zero: unknown
+    after: tuple[str, ...] = ()  # the tasks that must have succeeded before this one is granted
+    start_deadline: float | None = None  # seconds after its due time until which the task must have begun
 
 
 class Acknowledged(Event, frozen=True, kw_only=True):
@@ -134,6 +140,27 @@ class CancelAnswered(Event, frozen=True, kw_only=True):
 
     task: str
     verdict: str  # `cancelled`, `cancel_requested` or `gone`
+
+
+class RescheduleAsked(Event, frozen=True, kw_only=True):
+    """A waiting task is about to be given another due time."""
+
+    task: str
+
+
+class RescheduleAnswered(Event, frozen=True, kw_only=True):
+    """The service has given a waiting task another due time."""
+
+    task: str
+    asked_at: float
+    due_by_store: float  # the due time by the store's clock
+
+
+class PeriodicSet(Event, frozen=True, kw_only=True):
+    """A periodic task fires from now on at each multiple of `every` seconds; 0: it fires no more."""
+
+    name: str
+    every: int
 
 
 class Granted(LeaseEvent, frozen=True, kw_only=True):
@@ -216,6 +243,8 @@ class Issued(LeaseEvent, frozen=True, kw_only=True):
     ttl: float
     holder: str = ""
     claim: str = ""  # the id of the claim, where the store knows it
+    kind: str = ""
+    by_store: float | None = None  # the moment by the store's clock, by which tasks are due
 
 
 class Extended(LeaseEvent, frozen=True, kw_only=True):
@@ -230,10 +259,36 @@ class Closed(LeaseEvent, frozen=True, kw_only=True):
     status: str  # the status of the task
     expired: bool = False  # whether the lease expired; else its holder ended it
     ended: bool = False  # whether `status` is final
+    reason: str = ""  # why the task ended so, in the words of the store
 
 
 class Redriven(LeaseEvent, frozen=True, kw_only=True):
     """An operator's redrive has begun a new life of the task: leases with greater fences belong to it."""
+
+
+class GateChanged(Event, frozen=True, kw_only=True):
+    """The gate of a kind or of a collection was closed, opened, or changed."""
+
+    scope: Literal["kind", "collection"]
+    name: str
+    mode: str  # pause, drop or open
+    until: float | None = None  # the moment by the store's clock at which a closed gate opens by itself
+
+
+class KindChanged(Event, frozen=True, kw_only=True):
+    """The limits of a kind and of each of its keys were changed; `None`: there is no limit."""
+
+    kind: str
+    concurrency: int | None = None
+    rate: float | None = None
+    burst: int = 1
+    key_concurrency: int | None = None
+    key_rate: float | None = None
+    key_burst: int = 1
+
+    @property
+    def limits_keys(self) -> bool:
+        return self.key_concurrency is not None or self.key_rate is not None
 
 
 class Served(LeaseEvent, frozen=True, kw_only=True):
@@ -270,8 +325,9 @@ class Final(Event, frozen=True, kw_only=True):
 
 _Any = (
     Began | Ended | Draining | Paused | Resumed | Frozen | Thawed | Asked | Acknowledged | CancelAsked | CancelAnswered
+    | RescheduleAsked | RescheduleAnswered | PeriodicSet
     | Granted | Renewed | Refused | Lost | SettleAsked | SettleAnswered | Started | Effect | Stopped | Issued | Extended
-    | Closed | Redriven | Served | Fault | FaultsOver | Final
+    | Closed | Redriven | GateChanged | KindChanged | Served | Fault | FaultsOver | Final
 )  # fmt: skip
 
 E = TypeVar("E", bound=Event)

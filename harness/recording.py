@@ -18,12 +18,12 @@ import msgspec
 from harness import history
 from harness.history import Log, boottime
 from leasekit._forwarding import ForwardingScheduler
-from leasekit.backend import Backend, Scheduler
-from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Verdict, effective
+from leasekit.backend import Backend, Scheduler, TicketSource
+from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Ticket, Verdict, effective
 
 V = TypeVar("V")
 
-_SCHEDULING = frozenset({"schedule", "cancel", "redrive", "get", "stats", "list_tasks"})
+_SCHEDULING = frozenset({"schedule", "cancel", "redrive", "purge", "get", "stats", "list_tasks", "list_dead"})
 _REMEMBERED = 100_000  # fences of leases, and first requests of claims
 
 
@@ -49,11 +49,26 @@ class Recorded(ForwardingScheduler):
             missing = dict.fromkeys(_SCHEDULING)
             self.__class__ = cast("type[Self]", type(own.__name__, (own,), missing))
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str, **more: Any) -> Claimed:
         asked_at = self._asked.get(claim_id)
         if asked_at is None:
             asked_at = _keep(self._asked, claim_id, self._now())
-        claimed = await self.backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
+        claimed = await self.backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id, **more)
+        self._log_grants(claimed, claim_id, asked_at)
+        return claimed
+
+    async def claim_tickets(
+        self, kinds: Sequence[str], tickets: Sequence[Ticket], *, limit: int, claim_id: str
+    ) -> Claimed:
+        asked_at = self._asked.get(claim_id)
+        if asked_at is None:
+            asked_at = _keep(self._asked, claim_id, self._now())
+        backend = cast("TicketSource", self.backend)
+        claimed = await backend.claim_tickets(kinds, tickets, limit=limit, claim_id=claim_id)
+        self._log_grants(claimed, claim_id, asked_at)
+        return claimed
+
+    def _log_grants(self, claimed: Claimed, claim_id: str, asked_at: float) -> None:
         at = self._now()  # one moment for all tasks of an answer: it distinguishes them from those of a repeat's answer
         for task in claimed.tasks:
             _keep(self._fences, task.token, task.fence)
@@ -62,7 +77,6 @@ class Recorded(ForwardingScheduler):
                 token=task.token, attempt=task.attempt, kind=task.kind, priority=task.priority,
                 progress=_number(task.progress),
             )  # fmt: skip
-        return claimed
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         asked_at = self._now()
@@ -154,6 +168,7 @@ def _asked(task: NewTask, offset: float) -> dict[str, Any]:
     """The fields of `Asked` for a task; `offset` is by how much the history's clock is ahead of Unix time."""
     names = ("priority", "dedupe_window", "max_attempts", "max_crashes", "max_runtime", "expiry", "heartbeat_timeout")
     settings = effective(task)
-    fields = {name: getattr(task, name) for name in ("kind", "collection", "dedupe_key")}
+    fields = {name: getattr(task, name) for name in ("kind", "collection", "key", "requires", "dedupe_key")}
     fields |= {name: getattr(settings, name) for name in names}
+    fields |= {"after": tuple(task.after), "start_deadline": settings.start_deadline}
     return {**fields, "task": task.id, "due_at": None if task.at is None else task.at.timestamp() + offset}

@@ -1,14 +1,19 @@
 """Check the arguments of `connect` and `Worker`, so that a wrong type is refused where it is given."""
 
+import re
 from collections.abc import Mapping, Sequence, Set
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, cast
 
+import msgspec
+
+from leasekit.codecs import Codec, Codecs
 from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
-from leasekit.task import NewTask, Status, TaskOptions
+from leasekit.task import Labels, NewTask, Selection, Status, TaskOptions
 
+_MOST_KEY = 64  # bytes of a key that BLAKE2b takes
 _DELAYS = frozenset({"countdown", "defer", "eta"})  # as other libraries name them
 
 
@@ -22,6 +27,27 @@ def check_arguments(*, service: object, heartbeats: object, hooks: object, retry
     if not (isinstance(hooks, Sequence) and all(callable(hook) for hook in cast("Sequence[object]", hooks))):
         raise ConfigError(f"hooks must be a list of callables that take an event, got {hooks!r}")
     check_number("retry_for", retry_for, or_infinity=True, or_none=True)
+
+
+def checked_codecs(codecs: Codecs) -> tuple[Codec, ...]:
+    """Return the codecs of a client. Raises `ConfigError` for what is no codec, and for two of one name."""
+    if codecs is None:
+        return ()
+    given = cast("Sequence[object]", codecs if isinstance(codecs, Sequence) else [codecs])
+    known: dict[str, Codec] = {}
+    for codec in given:
+        if not isinstance(codec, Codec):
+            what = f"codec must be an object of a subclass of leasekit.codecs.Codec, or a list of such, got {codec!r}"
+            raise ConfigError(what)
+        name, key = getattr(codec, "name", None), getattr(codec, "digest_key", None)
+        if not isinstance(name, str) or not re.fullmatch(r"[ -~]{1,64}", name):
+            raise ConfigError(f"the name of a codec is 1-64 printable ASCII characters, got {name!r}")
+        if not isinstance(key, bytes) or len(key) > _MOST_KEY:
+            raise ConfigError(f"codec {name!r} needs a digest_key of up to {_MOST_KEY} bytes")  # not shown: a secret
+        if name in known:
+            raise ConfigError(f"two codecs are called {name!r}: a name stands for one key, so give each its own")
+        known[name] = codec
+    return tuple(known.values())
 
 
 def check_idle_timeout(idle_timeout: object, *, owner: str = "") -> None:
@@ -73,6 +99,23 @@ def check_fields(tasks: Sequence[NewTask]) -> None:
             )
         if isinstance(delay := cast("object", task.delay), timedelta):
             raise TypeError(f"the delay of a NewTask is in seconds: write delay={delay.total_seconds():g}")
+
+
+def checked_selection(wanted: Selection) -> Selection:
+    """Return what is given of these filters. Raises TypeError for an unknown one, and ValueError for a bad status."""
+    check_names(wanted, Selection.__optional_keys__, "filter of tasks")
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if "status" in given:
+        given["status"] = checked_status(cast("str", given["status"]))
+    return cast("Selection", given)
+
+
+def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a worker. Raises `ConfigError` for a name or value out of bounds, or too many."""
+    try:
+        return msgspec.convert(dict(labels), Labels)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"labels do not fit: {error}") from None
 
 
 def checked_status(status: str | None) -> Status | None:

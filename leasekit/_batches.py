@@ -41,7 +41,7 @@ def with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
 
 
 def parts(tasks: Sequence[NewTask]) -> Iterator[tuple[int, Sequence[NewTask]]]:
-    """Yield the tasks in parts that every service takes in one call, each with the position of its first task."""
+    """Yield the tasks in parts for one call each, with the position of the first task; no tasks make one empty part."""
     for first in range(0, max(1, len(tasks)), MAX_BATCH):
         yield first, tasks[first : first + MAX_BATCH]
 

@@ -66,7 +66,9 @@ _GAUGES = [
     ("leasekit.worker.slots", "{slot}", "Handlers that can run at once."),
     ("leasekit.worker.running", "{task}", "Handlers that run."),
     ("leasekit.worker.buffered", "{task}", "Tasks that are claimed and wait for a slot: the worker's queue."),
-    ("leasekit.worker.window", "{task}", "Tasks that the worker would claim."),
+    ("leasekit.worker.waiting", "{task}", "Tasks that wait, without a slot, for the next call of their handler."),
+    ("leasekit.worker.window", "{task}", "Tasks that the worker would claim: the part of its window that is free."),
+    ("leasekit.worker.window.size", "{task}", "Tasks that the worker may hold: the whole of its window."),
 ]
 
 

@@ -1,10 +1,12 @@
 """The task in whose run the current code is: it is the `parent` of the tasks that this code schedules."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 
 from leasekit.task import NAME_PREFIX, Task
 
-__all__ = ["Place", "current", "enter", "leave"]
+__all__ = ["Place", "current", "enter", "leave", "outside"]
 
 Place = Token[str | None]
 
@@ -28,3 +30,13 @@ def leave(place: Place) -> None:
         _running.reset(place)
     except (ValueError, RuntimeError):
         return
+
+
+@contextmanager
+def outside() -> Generator[None]:
+    """Let what is scheduled in this block come from no task, in whichever run the caller is."""
+    place = _running.set(None)
+    try:
+        yield
+    finally:
+        leave(place)

@@ -1,26 +1,22 @@
 """The calls of operators on `Client`: what is done with tasks and workers from outside, and not by a task's holder."""
 
-import asyncio
-import uuid
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from leasekit import hooks
-from leasekit._arguments import check_ids, checked_status
-from leasekit._driver.connection import Connection
+from leasekit._arguments import check_ids
+from leasekit._change_calls import ChangeCalls
+from leasekit._dead_letters import DeadLetterCalls
 from leasekit._driver.retrying import patience, repeat_until_answered
-from leasekit._session import Session
+from leasekit._periodic_calls import PeriodicCalls
+from leasekit._token_calls import TokenCalls
 from leasekit.backend import (
     Backend,
     ChainDirectory,
     GateDirectory,
     KindDirectory,
     NodeDirectory,
-    Purger,
-    Redriver,
     Scheduler,
     TaskSink,
     WorkerDirectory,
@@ -33,11 +29,7 @@ from leasekit.task import (
     KindSettings,
     NodeInfo,
     Page,
-    Purged,
-    Redriven,
     Stats,
-    Status,
-    Vacuumed,
     Verdict,
     WorkerInfo,
 )
@@ -47,12 +39,8 @@ T = TypeVar("T")
 _BATCH = 200  # tasks of one request: heartbeats of others wait no longer than one such batch takes
 
 
-class Operating:
+class Operating(ChangeCalls, DeadLetterCalls, PeriodicCalls, TokenCalls):
     """The part of `Client` that operators use."""
-
-    hooks: hooks.Hooks
-    _session: Session
-    _retry_for: float | None
 
     def stats(self) -> Stats:
         """Count the tasks of each kind in each status."""
@@ -221,150 +209,6 @@ class Operating:
             reason=reason,
         )
 
-    def redrive(
-        self,
-        *task_ids: str,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        cursor: str | None = None,
-        limit: int = 1000,
-        rate: int | None = None,
-        dry_run: bool = False,
-    ) -> Redriven:
-        """Make dead tasks ready again, each with a new life: these tasks, or those that match all filters.
-
-        A new life has no failures and crashes; attempts, fences and the history continue. One verdict for each task:
-        `redriven`, `gone` if it is unknown, or `failed` with the reason, which fails no other task. SQS takes a `kind`
-        alone, moves all its dead letters in the background, and answers with the name of the move (`moving`).
-
-        Args:
-            task_ids: The tasks; none: the filters select them, and at least one must be given.
-            kind: Only tasks of this kind.
-            status: `dead` (None), `fatal_failure`, or `dropped`, which waits again for the tasks that it ran after.
-            collection: Only tasks of this collection.
-            cursor: Where an earlier answer ended.
-            limit: The most tasks that the filters select, the oldest first; the answer's `cursor` leads to the others.
-            rate: Tasks a second, at most; None: batch after batch.
-            dry_run: Change nothing; a task that would be redriven is `redrivable`.
-        """
-        connection = self._session.connection()
-        options = {"kind": kind, "status": checked_status(status), "collection": collection, "dry_run": dry_run}
-        return connection.run(self._redrive(connection, task_ids, options, cursor=cursor, limit=limit, rate=rate))
-
-    async def aredrive(
-        self,
-        *task_ids: str,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
-        cursor: str | None = None,
-        limit: int = 1000,
-        rate: int | None = None,
-        dry_run: bool = False,
-    ) -> Redriven:
-        """Do what `redrive` does, from an event loop."""
-        connection = self._session.connection()
-        options = {"kind": kind, "status": checked_status(status), "collection": collection, "dry_run": dry_run}
-        return await connection.arun(
-            self._redrive(connection, task_ids, options, cursor=cursor, limit=limit, rate=rate)
-        )
-
-    async def _redrive(
-        self,
-        connection: Connection,
-        task_ids: Sequence[str],
-        options: dict[str, Any],
-        *,
-        cursor: str | None,
-        limit: int,
-        rate: int | None,
-    ) -> Redriven:
-        check_ids(task_ids)
-        check_number("limit", limit, unit="", least=1, whole=True)
-        check_number("rate", rate, unit="", least=1, whole=True, or_none=True)
-        service = _Redriving(connection, _require_redriver(connection.backend), self._retry_for, self.hooks, options)
-        if not isinstance(connection.backend, Scheduler):  # it knows no single tasks, and redrives in the background
-            return await service.ask(task_ids, **options, rate=rate)
-        if task_ids and any(options[name] is not None for name in ("kind", "status", "collection")):
-            raise TypeError("redrive() got ids and filters: give either")
-        size, left, answer = min(_BATCH, rate or _BATCH), task_ids, Redriven()
-        while True:
-            began_at = connection.clock.now()
-            if task_ids:
-                more, left = await service.redrive(left[:size]), left[size:]
-            else:
-                more = await service.redrive_matching(cursor, min(size, limit - len(answer.tasks)))
-                cursor = more.cursor
-            answer = Redriven(tasks=[*answer.tasks, *more.tasks], cursor=cursor)
-            if not left and cursor is None:
-                return answer
-            if rate is not None and not options["dry_run"]:
-                await connection.clock.wait(asyncio.Event(), began_at + len(more.tasks) / rate)
-            if not task_ids and len(answer.tasks) >= limit:
-                return answer
-
-    def purge(
-        self, *, kind: str | None = None, status: Status | None = None, older_than: float = 0.0, dry_run: bool = True
-    ) -> Purged:
-        """Count the ended tasks that match, and with `dry_run=False` remove them, with their results and history.
-
-        Tasks that wait or run are never removed. An id, a dedupe key or a `once` of a removed task is free again. The
-        service removes a few tasks at a time, so that heartbeats go on; if its answer to such a step is lost, the tasks
-        of that step are removed and not counted. Raises `LeasekitError` if the backend cannot.
-
-        Args:
-            kind: Only tasks of this kind.
-            status: Only tasks that ended in this status.
-            older_than: Only tasks that ended at least so many seconds ago. With 0, a worker whose report was not
-                answered yet may be told that its task is unknown, and a `schedule` that was not answered yet may make
-                its task again.
-            dry_run: Remove nothing; the answer says what would be removed.
-        """
-        check_number("older_than", older_than)
-        wanted: dict[str, Any] = {"kind": kind, "status": checked_status(status), "older_than": older_than}
-        connection = self._session.connection()
-        return connection.run(self._purge(_require_purger(connection.backend), wanted, dry_run=dry_run))
-
-    async def apurge(
-        self, *, kind: str | None = None, status: Status | None = None, older_than: float = 0.0, dry_run: bool = True
-    ) -> Purged:
-        """Do what `purge` does, from an event loop."""
-        check_number("older_than", older_than)
-        wanted: dict[str, Any] = {"kind": kind, "status": checked_status(status), "older_than": older_than}
-        connection = self._session.connection()
-        return await connection.arun(self._purge(_require_purger(connection.backend), wanted, dry_run=dry_run))
-
-    async def _purge(self, service: Purger, wanted: dict[str, Any], *, dry_run: bool) -> Purged:
-        kinds: dict[str, Counter[str]] = {}
-        cursor: str | None = None
-        while True:
-            step = partial(service.purge, **wanted, cursor=cursor, dry_run=dry_run)
-            purged = await repeat_until_answered(step, self._retry_for)
-            for kind, counts in purged.kinds.items():
-                kinds.setdefault(kind, Counter()).update(counts)
-            cursor = purged.cursor
-            if cursor is None:
-                return Purged(kinds={kind: dict(counts) for kind, counts in kinds.items()})
-
-    def vacuum(self) -> Vacuumed:
-        """Give the space of removed tasks back to the disk, in small steps. Raises `Refused` if there is no file."""
-        connection = self._session.connection()
-        return connection.run(self._vacuum(_require_purger(connection.backend)))
-
-    async def avacuum(self) -> Vacuumed:
-        """Do what `vacuum` does, from an event loop."""
-        connection = self._session.connection()
-        return await connection.arun(self._vacuum(_require_purger(connection.backend)))
-
-    async def _vacuum(self, service: Purger) -> Vacuumed:
-        freed = 0
-        while True:
-            step = await repeat_until_answered(service.vacuum, self._retry_for)
-            freed += step.freed
-            if not step.left or not step.freed:
-                return Vacuumed(freed=freed, left=step.left)
-
     def cancel_chain(self, task_id: str) -> list[Verdict]:
         """Cancel all tasks that came from the same first task as this one, itself included, if they have not ended.
 
@@ -391,10 +235,16 @@ class Operating:
             if cursor is None:
                 return verdicts
 
-    def _listing(self, *, root: str | None, **filters: Any) -> Callable[..., Coroutine[Any, Any, Page]]:
+    def _listing(
+        self, *, root: str | None, tags: Sequence[str] = (), **filters: Any
+    ) -> Callable[..., Coroutine[Any, Any, Page]]:
+        backend = self._session.connection().backend
         if root is not None:
-            require_chains(self._session.connection().backend)
+            require_chains(backend)
             filters["root"] = root
+        if tags:
+            require_tags(backend)
+            filters["tags"] = list(tags)
         return partial(self._scheduler.list_tasks, **filters)
 
     @property
@@ -434,51 +284,16 @@ class Operating:
         return backend
 
     def _call(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
-        return self._session.connection().run(repeat_until_answered(call, self._retry_for, at_most))
+        session = self._session
+        return session.coding.shown(session.connection().run(repeat_until_answered(call, self._retry_for, at_most)))
 
     def __patience__(self, at_most: float | None) -> tuple[float, float]:
         """Return for how long a call is repeated, and within how long each try must be answered, for leasekit's own."""
         return patience(self._retry_for, at_most)
 
     async def _acall(self, call: Callable[[], Coroutine[Any, Any, T]], *, at_most: float | None = None) -> T:
-        return await self._session.connection().arun(repeat_until_answered(call, self._retry_for, at_most))
-
-
-class _Redriving:
-    """The requests of one call of `redrive`, which share an id: a repeated one has the first one's answer."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        service: Redriver,
-        retry_for: float | None,
-        on_event: hooks.Hooks,
-        options: dict[str, Any],
-    ) -> None:
-        self._clock, self._service, self._retry_for = connection.clock, service, retry_for
-        self._hooks, self._options = on_event, options
-        self._redrive_id = uuid.uuid4().hex
-
-    async def ask(self, ids: Sequence[str], **more: Any) -> Redriven:
-        return await repeat_until_answered(partial(self._service.redrive, ids, **more), self._retry_for)
-
-    async def redrive(self, ids: Sequence[str]) -> Redriven:
-        """Redrive these tasks."""
-        answer = await self.ask(ids, redrive_id=self._redrive_id, dry_run=self._options["dry_run"])
-        redriven = [task.id for task in answer.tasks if task.verdict == "redriven"]
-        if redriven and self._hooks.active:
-            self._hooks(hooks.Redriven(at=self._clock.now(), task_ids=redriven))
-        return answer
-
-    async def redrive_matching(self, cursor: str | None, size: int) -> Redriven:
-        """Redrive the next tasks that match the filters."""
-        # Selected first: a repeated request for ids has the same answer, and one for a filter would find others.
-        selected = await self.ask((), **{**self._options, "dry_run": True}, cursor=cursor, limit=size)
-        ids = [task.id for task in selected.tasks if task.verdict == "redrivable"]
-        if self._options["dry_run"] or not ids:
-            return selected
-        done = {task.id: task for task in (await self.redrive(ids)).tasks}
-        return Redriven(tasks=[done.get(task.id, task) for task in selected.tasks], cursor=selected.cursor)
+        session, calling = self._session, repeat_until_answered(call, self._retry_for, at_most)
+        return session.coding.shown(await session.connection().arun(calling))
 
 
 def _check_kind(kind: object) -> None:
@@ -508,19 +323,14 @@ def require_scheduler(backend: Backend) -> Scheduler:
     return backend
 
 
-def _require_redriver(backend: Backend) -> Redriver:
-    if not isinstance(backend, Redriver):
-        raise LeasekitError(f"{type(backend).__name__} cannot redrive tasks: do it at the service itself")
-    return backend
+def require_tags(backend: Backend) -> None:
+    if not backend.capabilities.tags:
+        raise LeasekitError(
+            f"{type(backend).__name__} cannot find tasks by their tags: list them by kind or collection"
+        )
 
 
 def require_chains(backend: Backend) -> ChainDirectory:
     if not isinstance(backend, ChainDirectory):
         raise LeasekitError(f"{type(backend).__name__} has no chains: cancel tasks by their ids")
-    return backend
-
-
-def _require_purger(backend: Backend) -> Purger:
-    if not isinstance(backend, Purger):
-        raise LeasekitError(f"{type(backend).__name__} cannot purge tasks: ask the service itself")
     return backend

@@ -8,18 +8,22 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from leasekit._arguments import checked_codecs
 from leasekit._binding import bind
 from leasekit._driver.clock import Clock
+from leasekit._driver.coding import CLEAR, Coding
 from leasekit._driver.connection import Connection
 from leasekit._driver.guarding.watchdog import Mode, check_mode
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.locks import taken
 from leasekit._driver.thread import check_process
-from leasekit.backend import Backend
+from leasekit.backend import Backend, TicketSource
+from leasekit.codecs import Codecs
 from leasekit.config import Heartbeats
 from leasekit.errors import Closed, ConfigError
 from leasekit.hooks import Hooks
-from leasekit.registry import open_backend
+from leasekit.queues import TaskQueues
+from leasekit.registry import open_backend, open_queues
 from leasekit.task import Task
 
 # Two threads that use a client at once get one connection. Reentrant: signal handlers may close clients.
@@ -49,15 +53,19 @@ class Session:
         last_resort: Callable[[], None] | None,
         watchdog: Mode,
         options: Mapping[str, Any],
+        codecs: Codecs = None,
     ) -> None:
         check_mode(watchdog)
         self.worker = worker or _incarnation()
+        self.coding = Coding(given) if (given := checked_codecs(codecs)) else CLEAR
+        """What the client does with users' values on their way out and in."""
         self._heartbeats = heartbeats
         self._hooks = hooks
         self._clock = clock
         self._last_resort = last_resort
         self._watchdog: Mode = watchdog
-        self.options = {name: value for name, value in options.items() if value is not None}
+        self._queue: str | TaskQueues | None = options.get("queue")
+        self.options = {name: value for name, value in options.items() if value is not None and name != "queue"}
         """What the backend of the URL was given."""
         if self.options and not isinstance(url_or_backend, str):
             raise ConfigError(f"a backend object takes no option {next(iter(self.options))!r}: give it to the backend")
@@ -66,6 +74,7 @@ class Session:
         self._backend: Backend | None = self._open() if isinstance(url_or_backend, str) else url_or_backend
         if self.url is not None:
             self.url = getattr(self._backend, "url", None) or self.url  # relative paths mean this directory
+        self._queues = self._open_queues()  # here for the same reason
         self._made_in = os.getpid()
         self._connection: Connection | None = None
         self._is_closed = False
@@ -73,6 +82,17 @@ class Session:
     def _open(self) -> Backend:
         assert self.url is not None  # noqa: S101 - for the type checker
         return open_backend(self.url, worker=self.worker, options=self.options)
+
+    def _open_queues(self) -> TaskQueues | None:
+        if self._queue is None:
+            return None
+        backend: object = self._backend
+        if not isinstance(backend, TicketSource):
+            raise ConfigError(
+                f"{type(backend).__name__} has no queues: they are filled by `leasekit serve --queue`, and "
+                "need the backend of such a server"
+            )
+        return open_queues(self._queue) if isinstance(self._queue, str) else self._queue
 
     @property
     def backend(self) -> Backend | None:
@@ -110,14 +130,17 @@ class Session:
                 raise ConfigError("a backend object is not carried over a fork: connect() by URL, or in the child")
             if self._made_in != os.getpid():
                 self.worker, self._made_in = _incarnation(), os.getpid()
-            backend = self._open()
+            backend = self._backend = self._open()
+            self._queues = self._open_queues()
         self._connection = Connection(
             backend,
             self._heartbeats,
+            queues=self._queues,
             clock=self._clock,
             hooks=self._hooks,
             last_resort=self._last_resort,
             watchdog=self._watchdog,
+            coding=self.coding,
         )
         self._backend = None
         return self._connection
@@ -141,9 +164,10 @@ class Session:
         raise AssertionError  # it was taken
 
     def reserve(self, task: Task, owner: Owner | None) -> tuple[Connection, HeldLease] | None:
-        """Keep the lease of a claimed task for an owner: when that is dead, or None, the task is given back.
+        """Keep the lease of a claimed task for `owner`. Return None if this process does not hold the task.
 
-        The latest caller counts until the code begins. None: this process does not hold the task.
+        The task is given back once the owner is dead, or at once if `owner` is None. A later call replaces the owner,
+        as long as the code has not begun.
         """
         connection = self._connection
         if connection is None or connection.forked or (held := connection.keeper.get(task)) is None:

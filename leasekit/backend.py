@@ -11,46 +11,58 @@ Every call can be repeated: the second answer equals the first.
 """
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Unpack, runtime_checkable
 
+from leasekit._lifecycle.sameness import payload_digest
 from leasekit._lifecycle.validation import check_kinds, check_limit, checked
+from leasekit.errors import Refused
+from leasekit.periodic import PeriodicInfo, PeriodicTask
 from leasekit.task import (
+    REDRIVABLE,
     Beat,
     ChainCancelled,
     Claimed,
     CompleteSettings,
+    Ended,
     GateInfo,
     KindInfo,
     KindSettings,
+    Matched,
     NewTask,
     NodeInfo,
     Outcome,
     Page,
     Purged,
     Redriven,
+    Rescheduled,
     Scheduled,
+    Selection,
     Settlement,
     Stats,
     Status,
     Task,
     TaskInfo,
+    Ticket,
     Vacuumed,
     Verdict,
     VerdictWord,
     WorkerInfo,
     effective,
 )
+from leasekit.tokens import AuditPage, Scope, TokenInfo
 
 __all__ = [
-    "Backend", "Beat", "CancelSource", "Capabilities", "ChainCancelled", "ChainDirectory", "Claimed",
-    "CompleteSettings", "GateDirectory", "GateInfo", "KindDirectory", "KindInfo", "KindListener", "KindSettings",
-    "NameSource", "NewTask", "NodeDirectory", "NodeInfo", "Outcome", "Page", "Purged", "Purger", "Redriven",
-    "Redriver", "Scheduled", "Scheduler", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Vacuumed",
-    "Verdict", "VerdictWord", "WorkerDirectory", "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked",
-    "effective",
+    "Backend", "Beat", "BulkChanger", "CancelSource", "Capabilities", "ChainCancelled", "ChainDirectory", "Claimed",
+    "CompleteSettings", "DeadLetters", "EndSource", "Ended", "GateDirectory", "GateInfo", "KindDirectory", "KindInfo",
+    "KindListener", "KindSettings", "Matched", "NameSource", "NewTask", "NodeDirectory", "NodeInfo", "Outcome", "Page",
+    "PeriodicDirectory", "PeriodicInfo", "PeriodicTask", "Purged", "Purger", "Redriven", "Rescheduled", "Rescheduler",
+    "Scheduled", "Scheduler", "Selection", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Ticket",
+    "TicketSource", "TokenDirectory", "Vacuumed", "Verdict", "VerdictWord", "WindowListener", "WorkerDirectory",
+    "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked", "dead_ones", "effective", "payload_digest",
+    "unknown_task",
 ]  # fmt: skip
 
 
@@ -91,6 +103,16 @@ class Capabilities:
     keys: bool = False
     """The due tasks of a kind and priority are granted one of each `key` in turn; False: a task with a key is
     refused."""
+    debounce: bool = False
+    """A task that waits can be replaced by `debounce`, and a dedupe key ends with its task by `dedupe_scope`; False:
+    such a task is refused."""
+    start_deadlines: bool = False
+    """A task that has not begun by its `start_deadline` is dropped; False: such a task is refused."""
+    tags: bool = False
+    """Tasks are found by their `tags`, also by `list_tasks(tags=…)`; False: a task with tags is refused."""
+    labels: bool = False
+    """`claim` takes `labels`, the labels of the worker, and grants tasks that `requires` some of these only to workers
+    that have them; False: such a task is refused."""
 
 
 class Backend(Protocol):
@@ -170,6 +192,22 @@ class Scheduler(TaskSink, Protocol):
 
 
 @runtime_checkable
+class TicketSource(Protocol):
+    """A backend whose tasks are also moved to queues of messages, and are claimed by what the messages say."""
+
+    async def claim_tickets(
+        self, kinds: Sequence[str], tickets: Sequence[Ticket], *, limit: int, claim_id: str
+    ) -> Claimed:
+        """Claim up to `limit` of these tasks, in order, if they are of these kinds. The call does not wait.
+
+        A ticket whose task is neither granted nor in `refused` may be granted later. A task that waits for something
+        else than a claim (a gate, a limit) is refused, and is enqueued again in its time. Repeats are those of `claim`,
+        which also ends such a claim (`limit` 0).
+        """
+        ...
+
+
+@runtime_checkable
 class NameSource(Protocol):
     """A backend that makes and claims the task of a name in one call."""
 
@@ -191,11 +229,35 @@ class CancelSource(Protocol):
 
 
 @runtime_checkable
+class EndSource(Protocol):
+    """A backend that answers when one of some tasks has ended, so that its callers need not poll."""
+
+    async def ended(self, task_ids: Sequence[str], *, wait: float) -> Ended:
+        """Wait until one of these tasks (at most 1,000) has ended; return all of them that have.
+
+        After `wait` seconds, or earlier, the answer may be empty. Of many tasks, some may be left to the next call.
+        """
+        ...
+
+
+@runtime_checkable
 class KindListener(Protocol):
     """A backend that is told of all kinds of a worker, before its first claim: they may be claimed apart, or later."""
 
     def hear_of(self, kinds: Collection[str]) -> None:
-        """Note that these kinds are all run here, whichever of them are claimed at present."""
+        """Note that a worker here runs all these kinds, also those that it does not claim at present."""
+        ...
+
+
+@runtime_checkable
+class WindowListener(Protocol):
+    """A backend whose service shows the windows of workers. Few do, so this is a protocol of its own."""
+
+    async def tell_window(self, size: int, waiting: int) -> None:
+        """Note how many tasks the worker may hold, and how many of these wait for the next call of their handler.
+
+        The service may hear of it with a later request of the worker.
+        """
         ...
 
 
@@ -238,6 +300,83 @@ class KindDirectory(Protocol):
 
     async def delete_kind(self, kind: str) -> None:
         """Remove the settings of a kind; a kind that has none is left as it is."""
+        ...
+
+
+@runtime_checkable
+class PeriodicDirectory(Protocol):
+    """A backend that also keeps periodic tasks, and schedules a task at each of their firings."""
+
+    async def list_periodic(self) -> list[PeriodicInfo]:
+        """List the periodic tasks, sorted by name, each with its next firing."""
+        ...
+
+    async def get_periodic(self, name: str) -> PeriodicInfo | None:
+        """Return a periodic task with its next firings; None: there is none of this name."""
+        ...
+
+    async def set_periodic(self, name: str, task: PeriodicTask, *, is_declared: bool = False) -> PeriodicInfo:
+        """Add a periodic task, or replace when it fires and what is scheduled. A pause stays.
+
+        `is_declared`: the code of a worker says so. That takes effect once: its repeats change nothing, nor does what
+        older code says while workers repeat what newer code says.
+        """
+        ...
+
+    async def pause_periodic(self, name: str, *, is_paused: bool = True) -> PeriodicInfo:
+        """Pause a periodic task, or resume it; what falls into a pause is not made up for. Refused if there is none."""
+        ...
+
+    async def trigger_periodic(self, name: str, *, at: datetime) -> Scheduled:
+        """Let a periodic task fire once, also if it is paused. Refused if there is none.
+
+        The instant `at` is in the id of the task, so that a repeated call makes no second task.
+        """
+        ...
+
+    async def delete_periodic(self, name: str) -> None:
+        """Remove a periodic task, if there is one; the tasks that it has scheduled stay."""
+        ...
+
+
+@runtime_checkable
+class TokenDirectory(Protocol):
+    """A backend that also keeps access tokens, and a log of what operators did.
+
+    Whoever reaches the store itself may do everything, like an access token with all scopes for all kinds.
+    """
+
+    async def tokens(self) -> list[TokenInfo]:
+        """List the access tokens, the oldest first, also those that have ended lately."""
+        ...
+
+    async def token(self, token: str) -> TokenInfo | None:
+        """Return an access token by its id, or by its name if it is valid; None: there is none."""
+        ...
+
+    async def create_token(
+        self,
+        *,
+        token_id: str,
+        name: str,
+        digest: str,
+        scopes: Sequence[Scope],
+        kinds: Sequence[str],
+        expires_at: datetime | None = None,
+    ) -> TokenInfo:
+        """Make an access token whose secret has this SHA-256; a repeat with the same id makes no second one."""
+        ...
+
+    async def revoke_token(self, token: str) -> TokenInfo:
+        """End an access token, for good. Refused if there is none."""
+        ...
+
+    async def rotate_token(self, token: str, *, digest: str, overlap: float = 0.0) -> TokenInfo:
+        """Give an access token another secret; the one before it is taken for `overlap` seconds more."""
+        ...
+
+    async def audit(self, *, cursor: str | None = None, limit: int = 100) -> AuditPage:
+        """Return a page of the log of what operators did, the latest first."""
         ...
 
 
@@ -292,19 +431,71 @@ class ChainDirectory(Protocol):
 
 
 @runtime_checkable
+class Rescheduler(Protocol):
+    """A backend that can change a task that waits."""
+
+    async def reschedule(
+        self,
+        task_id: str,
+        *,
+        at: datetime | None = None,
+        delay: float | None = None,
+        priority: int | None = None,
+        request_id: str | None = None,
+    ) -> Rescheduled:
+        """Have a waiting task be due at `at`, or `delay` seconds from now, and in the lane of this priority.
+
+        What is not given stays. Other tasks for which it waits, gates, limits and the turn of its key hold as before.
+        Refused with the reason if the task runs, has ended or is unknown. The same call with the same `request_id` has
+        the same answer, and changes nothing.
+        """
+        ...
+
+
+@runtime_checkable
+class BulkChanger(Protocol):
+    """A backend that can cancel or reschedule all tasks that match, after a dry run.
+
+    One call is one step, whose `cursor` begins the next one. A dry run counts, and its answer has the token that the
+    act takes; further steps of a dry run take it too. An act changes no task that was scheduled after the first step of
+    the dry run. A repeated step of a cancel changes and counts what is left.
+    """
+
+    async def cancel_matching(
+        self, *, dry_run: bool = False, token: str | None = None, cursor: str | None = None, **wanted: Unpack[Selection]
+    ) -> Matched:
+        """Cancel the tasks that match and have not ended. Refused with a token of another request, or without one."""
+        ...
+
+    async def reschedule_matching(
+        self,
+        *,
+        at: datetime | None = None,
+        delay: float | None = None,
+        priority: int | None = None,
+        dry_run: bool = False,
+        token: str | None = None,
+        cursor: str | None = None,
+        **wanted: Unpack[Selection],
+    ) -> Matched:
+        """Reschedule the tasks that match and wait, as `Rescheduler` does. Refused as a cancel is."""
+        ...
+
+
+@runtime_checkable
 class Purger(Protocol):
     """A backend that also removes tasks that have ended, before their retention is over."""
 
     async def purge(
         self,
+        task_ids: Sequence[str] = (),
         *,
-        kind: str | None = None,
-        status: Status | None = None,
         older_than: float = 0.0,
         cursor: str | None = None,
         dry_run: bool = False,
+        **wanted: Unpack[Selection],
     ) -> Purged:
-        """Remove the tasks that match, and ended at least `older_than` seconds ago, or only count them (`dry_run`).
+        """Remove these tasks, or those that match, if they ended at least `older_than` seconds ago, or only count them.
 
         One call is one step: it removes so few tasks that no heartbeat waits long, and its `cursor` begins the next
         step. A task that has not ended, or whose end other tasks have still to be told, stays. A repeated step removes
@@ -318,21 +509,34 @@ class Purger(Protocol):
 
 
 @runtime_checkable
-class Redriver(Protocol):
-    """A backend in which an operator can begin a new life of dead tasks."""
+class DeadLetters(Protocol):
+    """A backend in which an operator can look at dead tasks, begin new lives of them, and remove them.
+
+    A call is for the tasks that it names, or for those that match a `Selection`. `status` is *dead* if it is not given;
+    *fatal_failure* and *dropped* can be redriven too.
+
+    A service that does not know single tasks (`TaskSink` only) takes a `kind` alone. It refuses what it cannot select,
+    lists a sample, and redrives and removes all dead tasks of the kind, in the background.
+    """
+
+    async def list_dead(self, *, cursor: str | None = None, limit: int = 100, **wanted: Unpack[Selection]) -> Page:
+        """List the dead tasks that match, in an order that nothing changes; `cursor` is that of the page before.
+
+        A page may have fewer tasks than `limit`, or none, and yet a cursor. Who walks through all pages gets each task
+        once that matches all the while, also if others are redriven or removed meanwhile.
+        """
+        ...
 
     async def redrive(
         self,
         task_ids: Sequence[str] = (),
         *,
         redrive_id: str | None = None,
-        kind: str | None = None,
-        status: Status | None = None,
-        collection: str | None = None,
         cursor: str | None = None,
         limit: int = 100,
         rate: int | None = None,
         dry_run: bool = False,
+        **wanted: Unpack[Selection],
     ) -> Redriven:
         """Make tasks ready again that are dead, failed for good or dropped: these, or a page of those that match.
 
@@ -340,10 +544,40 @@ class Redriver(Protocol):
         history of the task gets an entry *redriven*. A task that cannot be redriven is *failed* with the reason, and
         does not fail the others. The same ids under the same `redrive_id` have the same answer, and change nothing.
 
-        A service that does not know single tasks (`TaskSink` only) takes a `kind` alone, and redrives all its dead
-        tasks in the background, at most `rate` a second; the others redrive at once, and ignore `rate`.
+        A service that redrives in the background does so at most `rate` a second; the others redrive at once, and
+        ignore `rate`.
         """
         ...
+
+    async def purge(
+        self,
+        task_ids: Sequence[str] = (),
+        *,
+        older_than: float = 0.0,
+        cursor: str | None = None,
+        dry_run: bool = False,
+        **wanted: Unpack[Selection],
+    ) -> Purged:
+        """Remove tasks that have ended: see `Purger`."""
+        ...
+
+
+def dead_ones(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filters of `list_dead` as those of `list_tasks`: *dead* ones, unless another status is given.
+
+    Raises `Refused` for the status of tasks that cannot be redriven.
+    """
+    given = {name: value for name, value in wanted.items() if value is not None}
+    status = given.setdefault("status", Status.DEAD)
+    if status not in REDRIVABLE:
+        ended = ", ".join(sorted(REDRIVABLE))
+        raise Refused(f"a task that is {status} is no dead letter: name one of {ended}")
+    return given
+
+
+def unknown_task(task_id: str) -> str:
+    """Return the refusal of a call for a task that the service does not know."""
+    return f"there is no task {task_id!r}: it was never scheduled, or was deleted after its end"
 
 
 _CANCEL_AGAIN = 1.0  # seconds

@@ -9,28 +9,32 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, NoReturn, Self, TypedDict, TypeVar, Unpack
+from types import MappingProxyType, TracebackType
+from typing import Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast
 
 import anyio
 
-from leasekit._arguments import check_arguments, check_fields, check_ids, checked_status, new_task
+from leasekit._arguments import check_arguments, check_fields, check_ids, checked_labels, checked_status, new_task
 from leasekit._batches import alone, parts, placed, with_ids
 from leasekit._binding import bind
 from leasekit._driver.clock import BOOT_CLOCK, Clock
 from leasekit._driver.connection import Connection
 from leasekit._driver.guarding.watchdog import Mode
 from leasekit._driver.reporting.completion import all_ended
-from leasekit._driver.retrying import repeat_until_answered
+from leasekit._driver.reporting.encoding import submitted
+from leasekit._driver.retrying import call_once, patience, repeat_until_answered
 from leasekit._driver.thread import check_process
-from leasekit._operating import Operating, require_scheduler
+from leasekit._flow_calls import FlowCalls
+from leasekit._operating import require_scheduler
 from leasekit._session import Session
-from leasekit.backend import Backend
+from leasekit.backend import Backend, EndSource
+from leasekit.codecs import Codecs
 from leasekit.config import Heartbeats, check_number
-from leasekit.errors import Closed, ConfigError
+from leasekit.errors import BackendError, Closed, ConfigError
 from leasekit.hooks import Hook, Hooks
 from leasekit.named import Named, Once, check_names, kind_of
-from leasekit.task import Health, NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
+from leasekit.queues import TaskQueues
+from leasekit.task import Ended, Health, NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
 from leasekit.task_iterator import Tasks
 from leasekit.wire import MAX_KINDS
 
@@ -40,7 +44,7 @@ T = TypeVar("T")
 
 
 class ServiceOptions(TypedDict, total=False):
-    """Options of the backends of `http://` and `https://`. None counts as not given."""
+    """Options of a service, most of them of `http://` and `https://`. None counts as not given."""
 
     headers: Mapping[str, str] | None
     """Headers of each request, such as `{"Authorization": "Bearer …"}` for a proxy in front of the server."""
@@ -48,6 +52,15 @@ class ServiceOptions(TypedDict, total=False):
     """A file or directory with the certificates to trust, in place of the public authorities and `SSL_CERT_FILE`."""
     proxy: str | None
     """The URL of the proxy that leads to the server, in place of `HTTPS_PROXY`, `ALL_PROXY` and their like."""
+    token: str | None
+    """The access token of this client, as `leasekit token create` has printed it, in place of `LEASEKIT_TOKEN`."""
+    cert: str | os.PathLike[str] | None
+    """A PEM file with the certificate of this client and its key, for servers that ask for one."""
+    plain_http: bool | None
+    """Whether the token may be sent over `http://` to another machine, where others on the way can read it."""
+    queue: str | TaskQueues | None
+    """The URL of the queues to which the server moves due tasks, `redis://…` or `sqs://…`: tasks are claimed as their
+    messages say, and others are left. The service must have been started with the same `--queue`."""
 
 
 def connect(
@@ -57,6 +70,7 @@ def connect(
     hooks: Sequence[Hook] = (),
     worker: str | None = None,
     retry_for: float | None = None,
+    codec: Codecs = None,
     **options: Unpack[ServiceOptions],
 ) -> "Client":
     """Return a client of the service at this URL, or of a backend object.
@@ -72,16 +86,26 @@ def connect(
         worker: The name under which this process claims. By default it has host, process and a random part, so that a
             restarted worker is not taken for the former one.
         retry_for: Seconds for which calls are repeated while the service is away; None: 30; 0: each is made once.
-        options: What the backend of the URL is given: `headers`, `ca` and `proxy` for `http://` and `https://`
-            (`ServiceOptions`).
+        codec: A `leasekit.codecs.Codec` that encrypts or compresses payloads, progress and results before they leave
+            this process; or several, of which the first encodes, and each decodes what it has encoded.
+        options: What the backend of the URL is given: `token`, `headers`, `ca`, `cert`, `proxy` and `plain_http` for
+            `http://` and `https://`; and `queue`, the URL of queues, for a service that fills them (`ServiceOptions`).
     """
     service = os.environ.get("LEASEKIT_URL") if url_or_backend is None else url_or_backend
     if not service:
         raise ConfigError("which service? Give a URL, as in http://127.0.0.1:8077, or set LEASEKIT_URL")
-    return Client(service, heartbeats=heartbeats, hooks=hooks, worker=worker, retry_for=retry_for, options=options)
+    return Client(
+        service,
+        heartbeats=heartbeats,
+        hooks=hooks,
+        worker=worker,
+        retry_for=retry_for,
+        codec=codec,
+        options=options,
+    )
 
 
-class Client(Operating):
+class Client(FlowCalls):
     """A service, and the keeper of the leases that this process holds from it.
 
     Any number of threads and event loops may use a client at once. A forked child that goes on using it gets a
@@ -97,6 +121,7 @@ class Client(Operating):
         hooks: Sequence[Hook] = (),
         worker: str | None = None,
         retry_for: float | None = None,
+        codec: Codecs = None,
         clock: Clock = BOOT_CLOCK,
         last_resort: Callable[[], None] | None = None,
         watchdog: Mode = "soft",
@@ -117,6 +142,7 @@ class Client(Operating):
             last_resort=last_resort,
             watchdog=watchdog,
             options=options or {},
+            codecs=codec,
         )
 
     def __repr__(self) -> str:
@@ -167,7 +193,9 @@ class Client(Operating):
         if (backend := self._session.backend) is not None:
             check_names(backend)
 
-    def tasks(self, *kinds: str, until_idle: float | None = None) -> "Tasks":
+    def tasks(
+        self, *kinds: str, until_idle: float | None = None, labels: Mapping[str, str] = MappingProxyType({})
+    ) -> "Tasks":
         """Return tasks of these kinds, one at a time, for `for` and `async for`.
 
         The lease of a task is renewed from its claim on. When the loop asks for the next task, the last one is given
@@ -176,13 +204,20 @@ class Client(Operating):
         Args:
             kinds: One or more kinds of tasks.
             until_idle: The loop ends when no task has come for this many seconds; None: it goes on for ever.
+            labels: What this process has, as `{"gpu": "a100"}`: it also gets tasks that require some of these.
         """
         if not kinds:
             raise ConfigError("tasks() got no kind: name at least one")
         if len(kinds) > MAX_KINDS:
             raise ConfigError(f"tasks() of {len(kinds)} kinds: a claim has {MAX_KINDS} at most, use more loops")
         check_number("until_idle", until_idle, or_infinity=True, or_none=True)
-        return Tasks(self._session.connection, self._session.reserve, kinds, until_idle=until_idle)
+        return Tasks(
+            self._session.connection,
+            self._session.reserve,
+            kinds,
+            until_idle=until_idle,
+            labels=checked_labels(labels),
+        )
 
     def adopt(self, task: Task) -> Task:
         """Prepare a task that your own loop has received from this client's service for `lease(task)`, and return it.
@@ -256,7 +291,7 @@ class Client(Operating):
     def __schedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
         """Schedule a batch, for leasekit's own parts; the call is repeated for no longer than `at_most` seconds."""
         check_fields(tasks)
-        with self.hooks.scheduling(with_ids(tasks)) as identified:
+        with self.hooks.scheduling(submitted(with_ids(tasks), self._session.coding)) as identified:
             answers: list[Scheduled] = []
             for first, part in parts(identified):
                 with placed(first):
@@ -266,12 +301,16 @@ class Client(Operating):
     async def __aschedule__(self, tasks: Sequence[NewTask], *, at_most: float | None = None) -> list[Scheduled]:
         """Do what `__schedule__` does, from an event loop."""
         check_fields(tasks)
-        with self.hooks.scheduling(with_ids(tasks)) as identified:
+        with self.hooks.scheduling(submitted(with_ids(tasks), self._session.coding)) as identified:
             answers: list[Scheduled] = []
             for first, part in parts(identified):
                 with placed(first):
                     answers += await self._acall(partial(self._task_sink.schedule, part), at_most=at_most)
             return answers
+
+    def __deliver__(self, tasks: Sequence[NewTask], *, at_most: float) -> list[Scheduled]:
+        """Schedule what was written elsewhere as it is, for leasekit's own parts: with its ids, and encoded there."""
+        return self._call(partial(self._task_sink.schedule, tasks), at_most=at_most)
 
     def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task; None if no task has that id."""
@@ -289,6 +328,7 @@ class Client(Operating):
         kind: str | None = None,
         status: Status | None = None,
         collection: str | None = None,
+        tags: Sequence[str] = (),
         worker: str | None = None,
         root: str | None = None,
         newest: bool = False,
@@ -297,10 +337,11 @@ class Client(Operating):
     ) -> Page:
         """Return the tasks that match all arguments, oldest first, or with `newest=True` newest first.
 
-        `root` selects a chain, by its first task. `cursor` is where an earlier page of the same listing ended.
+        `tags` selects tasks that have all of these, `root` a chain, by its first task. `cursor` is where an earlier
+        page of the same listing ended.
         """
         status = checked_status(status)
-        wanted = self._listing(kind=kind, status=status, collection=collection, worker=worker, root=root)
+        wanted = self._listing(kind=kind, status=status, collection=collection, tags=tags, worker=worker, root=root)
         return self._call(partial(wanted, newest=newest, cursor=cursor, limit=limit))
 
     async def alist_tasks(
@@ -309,6 +350,7 @@ class Client(Operating):
         kind: str | None = None,
         status: Status | None = None,
         collection: str | None = None,
+        tags: Sequence[str] = (),
         worker: str | None = None,
         root: str | None = None,
         newest: bool = False,
@@ -317,7 +359,7 @@ class Client(Operating):
     ) -> Page:
         """Do what `list_tasks` does, from an event loop."""
         status = checked_status(status)
-        wanted = self._listing(kind=kind, status=status, collection=collection, worker=worker, root=root)
+        wanted = self._listing(kind=kind, status=status, collection=collection, tags=tags, worker=worker, root=root)
         return await self._acall(partial(wanted, newest=newest, cursor=cursor, limit=limit))
 
     def cancel(self, *task_ids: str) -> list[Verdict]:
@@ -333,18 +375,19 @@ class Client(Operating):
     def wait_tasks(self, *task_ids: str, timeout: float | None = None) -> list[TaskInfo]:
         """Wait until these tasks have ended, and return them in this order; their `status` says how they ended.
 
-        The tasks are polled more and more rarely, down to once a second. `timeout`: seconds, None for ever. While the
-        service is away, each poll is repeated like every call.
+        A service with leasekit's own store is asked for all of them at once, and answers when one has ended; others are
+        polled more and more rarely, down to once a second. `timeout`: seconds, None for ever. While the service is
+        away, each question is repeated like every call.
 
         Raises TimeoutError with the tasks that have not ended, and `LeasekitError` for an unknown id.
         """
         connection = self._session.connection()
-        return connection.run(self._all_ended(connection, task_ids, timeout))
+        return self._session.coding.shown(connection.run(self._all_ended(connection, task_ids, timeout)))
 
     async def await_tasks(self, *task_ids: str, timeout: float | None = None) -> list[TaskInfo]:
         """Do what `wait_tasks` does, from an event loop."""
         connection = self._session.connection()
-        return await connection.arun(self._all_ended(connection, task_ids, timeout))
+        return self._session.coding.shown(await connection.arun(self._all_ended(connection, task_ids, timeout)))
 
     async def _all_ended(
         self, connection: Connection, task_ids: Sequence[str], timeout: float | None
@@ -357,7 +400,20 @@ class Client(Operating):
                 raise Closed
             return await repeat_until_answered(lambda: service.get(task_id), self._retry_for)
 
-        return await all_ended(poll, task_ids, clock=connection.clock, timeout=timeout)
+        async def ask(ids: Sequence[str], seconds: float) -> Ended:
+            ended, within = cast("EndSource", service).ended, seconds + patience(self._retry_for)[1]
+            if not connection.closed:  # the driver may go on for others
+                with suppress(BackendError):  # the next question has this error too, and is repeated
+                    found = await call_once(lambda: ended(ids, wait=seconds), within=within)
+                    if found.tasks or not connection.closed:
+                        return found
+            if connection.closed:
+                raise Closed
+            return await repeat_until_answered(lambda: ended(ids, wait=0), self._retry_for)
+
+        tells = isinstance(service, EndSource)
+        clock = connection.clock
+        return await all_ended(poll, task_ids, clock=clock, timeout=timeout, ask=ask if tells else None)
 
     def close(self) -> None:
         """Give back tasks that were not begun, wait for reports in progress, and close the connection.

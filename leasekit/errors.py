@@ -1,4 +1,4 @@
-"""Every exception that leasekit raises, and `Fatal`, which handlers raise.
+"""Every exception that leasekit raises, and `Fatal` and `NotYet`, which handlers raise.
 
 As a tree:
 
@@ -7,11 +7,13 @@ As a tree:
     ├── UnknownScheme            no installed backend has this URL's scheme
     ├── MissingDependency        a needed library is not installed; the message says how to install it
     ├── Closed                   the client was closed, and stays closed: connect() again
+    ├── CannotDecode             a value of a task is encoded: this client has no such codec, or another key
     ├── BackendError             a request to the service failed
     │   ├── Unavailable          no usable answer: refused, timed out, broken off, 5xx; worth another try
     │   │   └── ProtocolError    the service's answer is not in the protocol
     │   ├── Throttled            the service answered "later"; worth another try, not before `retry_after`
     │   ├── Refused              the service will never take this request; says which item and field
+    │   ├── AccessDenied         the access token is missing or not valid, or lacks a right; says which
     │   ├── Untrusted            the certificate of the service is not trusted; says what to do
     │   ├── StoreLocked          another process has this store open, and cannot be joined
     │   └── StoreDamaged         the file of this store is damaged, missing or replaced; says how to recover
@@ -26,18 +28,22 @@ As a tree:
 
     Fatal                        raised by a handler: the task failed for good and must not run again
     └── TooLarge                 a result, an error or successors are larger than the service takes (a ValueError, too)
+
+    NotYet                       raised by a handler: what it waits for is not there yet; call it again later
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 __all__ = [
-    "AlreadyDone", "BackendError", "Cancelled", "Closed", "ConfigError", "Draining", "Fatal", "IdleTimeout",
-    "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "LossReason", "MissingDependency", "NotGranted",
-    "NotHeld", "ProtocolError", "Refused", "StoreDamaged", "StoreLocked", "Throttled", "TooLarge", "Unavailable",
-    "UnknownScheme", "Untrusted",
+    "AccessDenied", "AlreadyDone", "BackendError", "Cancelled", "CannotDecode", "Closed", "ConfigError", "Draining",
+    "Fatal", "IdleTimeout", "LeaseError", "LeaseEvent", "LeaseLost", "LeasekitError", "LossReason", "MissingDependency",
+    "NotGranted", "NotHeld", "NotYet", "ProtocolError", "Refused", "StoreDamaged", "StoreLocked", "Throttled",
+    "TooLarge", "Unavailable", "UnknownScheme", "Untrusted",
 ]  # fmt: skip
+
+_LONGEST = 10 * 365 * 86400.0  # seconds: what settings accept as a duration
 
 
 class LeasekitError(Exception):
@@ -61,6 +67,18 @@ class Closed(LeasekitError):
 
     def __init__(self, message: str = "this client was closed: connect() again") -> None:
         super().__init__(message)
+
+
+class CannotDecode(LeasekitError):
+    """A payload or a checkpoint is encoded, and this client cannot decode it: none of the task's code has run."""
+
+    def __init__(self, message: str, *, codec: str = "", has_codec: bool = False) -> None:
+        super().__init__(message)
+        self.codec = codec
+        """The name of the codec that has encoded the value."""
+        self.has_codec = has_codec
+        """Whether the client has that codec. False: the task was given back, and is ready again some seconds later.
+        True: the value is damaged, or was encoded with another key, and the run has failed and is tried again."""
 
 
 class BackendError(LeasekitError):
@@ -91,6 +109,10 @@ class Refused(BackendError):
         super().__init__(message)
         self.errors = list(errors)
         """One mapping for each fault: `item` (position in the batch), `field`, `detail`."""
+
+
+class AccessDenied(BackendError):
+    """The access token is missing or not valid, or lacks a scope, or a kind that the call names: nothing was done."""
 
 
 class Untrusted(BackendError):
@@ -196,3 +218,23 @@ class TooLarge(Fatal, ValueError):
 
     Raised where the value is given. A handler that does not catch it fails for good: the next run would end the same.
     """
+
+
+class NotYet(Exception):
+    """Raise `NotYet` in a handler if what it waits for is not there yet: the handler is called again `after` seconds.
+
+    This is no failure, and no attempt: the task keeps its lease, and the worker's thread is free meanwhile. A long wait
+    goes back to the service, and any worker goes on then. Outside of a worker, in a `with` block, the task is released,
+    and is ready again after that time.
+    """
+
+    def __init__(self, message: str = "not yet", *, after: float | None = None) -> None:
+        super().__init__(message)
+        if after is not None and (
+            isinstance(cast("object", after), bool)
+            or not isinstance(cast("object", after), int | float)
+            or not 0 <= after <= _LONGEST
+        ):
+            raise ConfigError(f"after must be a number of seconds from 0 to {_LONGEST:,.0f}, got {after!r:.100}")
+        self.after = after
+        """Seconds until the next call; None: a second."""

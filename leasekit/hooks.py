@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from leasekit.errors import LeaseEvent, LossReason
 from leasekit.task import NewTask, Outcome, Task
@@ -166,6 +166,10 @@ Hook = Callable[[Event], None]
 """A callable that takes one event."""
 
 
+RunEnd = Outcome | Literal["not_yet"]
+"""How a call of a handler ended: as its task was settled, or with `NotYet`, so that another run goes on."""
+
+
 class Running(ABC):
     """A run of a task, from its begin; its methods are called in the thread of the handler."""
 
@@ -178,7 +182,7 @@ class Running(ABC):
         """Undo `enter`. This is not called where the context ends with the handler."""
 
     @abstractmethod
-    def end(self, task: Task, outcome: Outcome | None, error: BaseException | None) -> None:
+    def end(self, task: Task, outcome: RunEnd | None, error: BaseException | None) -> None:
         """Record the end of the run; no outcome: its lease was lost. `task` may be a later claim of the same task."""
 
 

@@ -8,21 +8,25 @@ import inspect
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+
+import msgspec
+from msgspec import UNSET
 
 from leasekit._arguments import check_idle_timeout, new_task
 from leasekit._binding import give_back, refuse_lost, reserve_of
 from leasekit._blocks import AsyncExit, Exit, end_of_block, leave
 from leasekit._driver.bridge import call_soon_here, outcome
+from leasekit._driver.coding import CLEAR, Coding
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
 from leasekit.config import check_number
-from leasekit.errors import NotHeld
+from leasekit.errors import CannotDecode, NotHeld
 from leasekit.task import NewTask, Scheduled, Task, TaskInfo, TaskOptions
-from leasekit.wire import MAX_ERROR, MAX_PAYLOAD
+from leasekit.wire import MAX_PAYLOAD
 
 __all__ = ["Lease", "lease", "leased"]
 
@@ -118,8 +122,16 @@ class Lease:
         return self.task.attempt
 
     @property
+    def executions(self) -> int:
+        """How often the handler was called under this lease, this call included: more than once after `NotYet`.
+
+        The next holder of the task begins at 1 again; `progress` carries over what it must know.
+        """
+        return self._run.executions
+
+    @property
     def checkpoint(self) -> Any:
-        """The value that the last holder reported with `progress`; None if there is none."""
+        """The value that the last holder, or the last call of the handler, reported with `progress`; else None."""
         return self.task.progress
 
     def progress(self, value: Any) -> None:
@@ -133,7 +145,8 @@ class Lease:
         (or less, if the service takes less: SWF 2,048 bytes), or nested too deep.
         """
         connection = self._run.connection
-        encoded = encoding.progress(value, at_most=None if connection is None else connection.max_progress)
+        most = None if connection is None else connection.max_progress
+        encoded = encoding.progress(value, at_most=most, coding=self._coding)
         held = self._run.held
         if self._run.ended_at is None and held.pid == os.getpid():
             held.report(encoded)  # first: code that is told to end has come so far all the same
@@ -175,15 +188,14 @@ class Lease:
         """
         connection = self._run.connection
         most = MAX_PAYLOAD if connection is None else connection.max_result
-        self._run.decide("success", result=encoding.encoded(result, "result", at_most=most))
+        self._run.decide("success", result=encoding.encoded(result, "result", at_most=most, coding=self._coding))
 
     def fail(self, error: Any, *, retry: bool | float = True) -> None:
         """Settle the task as failed: tried again by its policy, or in `retry` seconds, or never (`retry=False`).
 
         `error` is an exception, or any JSON value up to 64 KiB and 64 levels deep. Sent when the block ends.
         """
-        is_raised = isinstance(error, BaseException)
-        value = encoding.described(error) if is_raised else encoding.encoded(error, "error", at_most=MAX_ERROR)
+        value = encoding.reported_error(error, self._coding)
         after = None if isinstance(retry, bool) else retry
         check_number("retry", after, or_none=True)
         self._run.decide("fatal" if retry is False else "retry", error=value, retry_after=after)
@@ -208,17 +220,41 @@ class Lease:
         the backend accepts no work, or has no dependencies (`after`).
         """
         self.check()
-        connection, successors = self._run.connection, self._run.successors
-        assert connection is not None  # noqa: S101 - it came with the held lease
-        connection.check_accepts_work()
-        if len(successors) >= _MAX_THEN:
-            raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
         task = new_task(kind, payload, options) if isinstance(kind, str) else kind.__task__(payload, options)
-        task = encoding.successor(task)
-        connection.check_dependencies(task)
-        with connection.hooks.scheduling([task]) as traced:
+        self.__then__([task])
+
+    @property
+    def __connection__(self) -> Connection:
+        """The connection that keeps the lease, for leasekit's own parts."""
+        assert self._run.connection is not None  # noqa: S101 - it came with the held lease
+        return self._run.connection
+
+    @property
+    def __latest__(self) -> Any:
+        """The latest progress of this lease, or else the `checkpoint`: code that said `NotYet` runs again under it."""
+        latest = self._run.held.progress
+        if latest is UNSET:
+            return self.checkpoint
+        return self._coding.clear(msgspec.json.decode(msgspec.json.encode(latest)), "the latest progress")
+
+    def __then__(self, tasks: Sequence[NewTask]) -> None:
+        """Do what `then` does, for leasekit's own parts: for all of these or none, and whether or not to stop."""
+        connection, successors = self.__connection__, self._run.successors
+        connection.check_accepts_work()
+        if len(successors) + len(tasks) > _MAX_THEN:
+            raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
+        checked = [encoding.successor(task, self._coding) for task in tasks]
+        for task in checked:
+            connection.check_dependencies(task)
+        with connection.hooks.scheduling(checked) as traced:
             self._then_size = encoding.size_of_successors(traced, self._then_size)
             successors += traced
+
+    @property
+    def _coding(self) -> Coding:
+        """The coding of the client that keeps the lease, also before the block begins."""
+        connection = self._run.connection or (self._reserved and self._reserved[0])
+        return CLEAR if connection is None else connection.coding
 
     @property
     def decided(self) -> bool:
@@ -245,6 +281,11 @@ class Lease:
             self._run.begin(connection, held, owner)
             self._run.log_begin(logging.DEBUG)
             self._run.attach()
+            self._run.open()
+        except CannotDecode as error:
+            leave(self._run, type(error), error, None)  # settles the task
+            self._kept = None
+            raise
         except BaseException:
             self._kept = None
             raise
@@ -261,6 +302,12 @@ class Lease:
             self._run.begin(connection, held, owner)
             self._run.log_begin(logging.DEBUG)
             self._run.enter_scope(call_soon_here())
+            self._run.open()
+        except CannotDecode as error:
+            if (leaving := leave(self._run, type(error), error, None)) is not None:
+                await leaving
+            self._kept = None
+            raise
         except BaseException:
             self._kept = None
             raise

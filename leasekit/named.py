@@ -1,9 +1,9 @@
 """Leases of names: one holder at a time (`Client.named`), and one run to the end (`Client.once`).
 
 A name is a task of a kind of its own. The task of a named lease is never settled: leaving the block releases it, and
-the next waiting process is granted it. The task of a once is settled by the first block that succeeds. So neither needs
-anything of a service that tasks do not need, and all that keeps tasks' leases keeps these: trust, heartbeats, the
-fence, the watchdog, the checkpoint that one holder leaves to the next.
+the next waiting process is granted it. The task of a once is settled by the first block that succeeds. So names
+need nothing of a service that tasks do not need, and their leases are kept like those of all tasks: by trust,
+heartbeats, the fence, the watchdog, and the checkpoint that one holder leaves to the next.
 """
 
 import functools
@@ -189,7 +189,7 @@ class _Name:
 
 
 def _source(connection: Connection) -> NameSource | None:
-    """Return what makes and claims a name in one call; None if there is no such thing, or a tracer wants to see two."""
+    """Return the call that makes and claims a name at once; None if the service has none, or a tracer must see two."""
     return None if connection.hooks.tracer is not None else connection.name_source
 
 
@@ -302,7 +302,7 @@ class OnceLease(_Acquiring):
     """The right to run code to its end. A block that fails releases it, and a later caller tries again."""
 
     def fail(self, error: Any, *, retry: bool | float = True) -> None:
-        """Do what `Lease.fail` does, but let the next caller run at once: nobody gives a name a retry policy."""
+        """Do what `Lease.fail` does, but let the next caller run at once, because a name has no retry policy."""
         super().fail(error, retry=0 if retry is True else retry)
 
 
@@ -310,7 +310,7 @@ L = TypeVar("L", bound=_Acquiring)
 
 
 class _Entered(Generic[L]):
-    """A name whose lease is acquired where a `with` block of it begins, or one of `lease(…)` of it."""
+    """A name whose lease is acquired where a block begins: `with name:` or `with lease(name):`."""
 
     _name_type: ClassVar[type[_Name]] = _Name
     _lease_type: type[L]
@@ -336,6 +336,7 @@ class _Entered(Generic[L]):
         return self._lease_type(self._name, idle_timeout=idle_timeout)
 
     def _exit_function(self) -> Callable[..., Any]:
+        """Return the function by which a `with` statement leaves the block; it lives exactly as long as the block."""
         exit_function = functools.partial(self._leave)
         self._blocks[threading.get_ident()] = weakref.ref(exit_function)
         return exit_function
@@ -394,7 +395,7 @@ class Named(_Entered[NamedLease]):
 
 
 class Once(_Entered[OnceLease]):
-    """Something to be run to its end once, one block at a time; `Client.once` makes it."""
+    """A name for code that is run to its end once, one block at a time; `Client.once` makes it."""
 
     _name_type = _OnceName
     _lease_type = OnceLease

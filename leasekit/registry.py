@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from leasekit.backend import Backend
 from leasekit.errors import ConfigError, MissingDependency, UnknownScheme
+from leasekit.queues import TaskQueues
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
-__all__ = ["GROUP", "needs_extra", "open_backend", "register", "schemes"]
+__all__ = ["GROUP", "QUEUES", "needs_extra", "open_backend", "open_queues", "register", "schemes"]
 
 GROUP = "leasekit.backends"
 """The group of entry points by which backends are installed."""
+
+QUEUES = "leasekit.queues"
+"""The group of entry points by which queues are installed."""
 
 _registered: dict[str, Callable[..., Backend]] = {}
 
@@ -77,6 +81,26 @@ def open_backend(url: str, *, worker: str, options: Mapping[str, Any] | None = N
     what = repr(scheme + "://") if scheme else f"a URL without a scheme (write it as in {_like(url)})"
     plain = f"; write {scheme.partition('+')[0]}://" if scheme.startswith("postgres") and "+" in scheme else ""
     raise UnknownScheme(f"no backend answers to {what}: installed are {', '.join(schemes())}{plain}")
+
+
+def open_queues(url: str) -> TaskQueues:
+    """Open the queues of this URL: an entry point of the group `leasekit.queues`, named for the scheme of the URL.
+
+    It is a callable `connect(url: str) -> TaskQueues`, which opens no connection yet. Raises `UnknownScheme`,
+    `MissingDependency` and `ConfigError`.
+    """
+    from importlib.metadata import entry_points
+
+    scheme = url.partition("://")[0].lower() if "://" in url else ""
+    installed = entry_points(group=QUEUES)
+    for entry in installed.select(name=scheme):
+        try:
+            return entry.load()(url)  # type: ignore[no-any-return]
+        except ModuleNotFoundError as error:
+            raise MissingDependency(f"queues of {scheme}:// need {error.name!r}: install it") from error
+    what = f"{scheme}://" if scheme else "a URL without a scheme"
+    known = ", ".join(sorted({entry.name for entry in installed}))
+    raise UnknownScheme(f"no queues answer to {what}: installed are {known}")
 
 
 def _like(url: str) -> str:

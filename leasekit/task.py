@@ -9,18 +9,18 @@ import enum
 import random as _random
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 
 __all__ = [
-    "DEFAULTS", "Beat", "ChainCancelled", "Claimed", "CompleteSettings", "Exponential", "FixedDelays", "GateInfo",
-    "Health", "HistoryEntry", "KindInfo", "KindSettings", "Name", "NewTask", "NodeInfo", "Outcome", "Page",
-    "Polynomial", "ProgressSeq", "Purged", "Redriven", "RetryPolicy", "Scheduled", "Seconds", "Settlement", "Stats",
-    "Status", "Task", "TaskDefaults", "TaskInfo", "TaskOptions", "TaskSettings", "Vacuumed", "Verdict", "VerdictWord",
-    "WorkerInfo", "effective",
+    "DEFAULTS", "Beat", "ChainCancelled", "Claimed", "CompleteSettings", "Ended", "Exponential", "FixedDelays",
+    "GateInfo", "Health", "HistoryEntry", "KindInfo", "KindSettings", "Matched", "Name", "NewTask", "NodeInfo",
+    "Outcome", "Page", "Polynomial", "ProgressSeq", "Purged", "Redriven", "Rescheduled", "RetryPolicy", "Scheduled",
+    "Seconds", "Selection", "Settlement", "Stats", "Status", "Tag", "Task", "TaskDefaults", "TaskInfo", "TaskOptions",
+    "TaskSelection", "TaskSettings", "Ticket", "Vacuumed", "Verdict", "VerdictWord", "WorkerInfo", "effective",
 ]  # fmt: skip
 
 # `$` would let a trailing newline pass in Python, and JSON Schema knows no `\Z`.
@@ -30,10 +30,22 @@ Name = Annotated[str, _NAME]
 
 NAME_PREFIX = "named:"  # of the kinds that stand for a name: such a task never ends, so a cancel only frees the name
 
+MAX_TAGS = 20
+Tag = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[ -~]+\Z")]
+"""A word about a task: 1-64 printable ASCII characters."""
+
+LabelName = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._/-]+\Z")]
+LabelValue = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._:/-]+\Z")]
+Labels = Annotated[dict[LabelName, LabelValue], Meta(max_length=16)]
+"""What a worker has, as `{"gpu": "a100"}`: names and values of 1-64 letters, digits and `._/-`, values also `:`."""
+MAX_REQUIRED = 4
+Requires = Annotated[dict[LabelName, LabelValue], Meta(max_length=MAX_REQUIRED)]
+
 Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86400)]
 """A duration, up to ten years."""
 
 Expiry = Literal["crash", "retry"]
+DedupeScope = Literal["kept", "live"]
 Timeout = Annotated[float, Meta(ge=2, le=365 * 86400)]
 ProgressSeq = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """The number of a checkpoint among those of one claim. Every JSON reader can represent integers up to the bound."""
@@ -67,7 +79,8 @@ class Status(enum.StrEnum):
     CANCELLED = "cancelled"
     """Ended by a cancel."""
     DROPPED = "dropped"
-    """Ended without a run: a task that this one waited for did not succeed, or was never scheduled."""
+    """Ended without a run: a task that this one waited for did not succeed, or was never scheduled; or this one had
+    not begun by its `start_deadline`."""
     DEAD = "dead"
     """Ended by a failure, a crash or an expiry past `max_attempts` or `max_crashes`."""
 
@@ -174,7 +187,7 @@ class TaskSettings(_Discreet, frozen=True, kw_only=True, omit_defaults=True, gc=
     default: against `max_crashes`, and the task is ready again at once. *retry*: against `max_attempts`, after a wait
     by `retry`."""
     enqueue_timeout: Annotated[float, Meta(ge=1, le=365 * 86400)] | UnsetType = UNSET
-    """Reserved, and without effect: claims take tasks from the store, and no task is moved to a queue."""
+    """Seconds after which a task that was moved to a queue and not claimed is due again; no effect without queues."""
     claim_timeout: Timeout | UnsetType | None = UNSET
     """The ttl that a claim grants, which no heartbeat shortens; None, the default: `heartbeat_timeout`."""
     heartbeat_timeout: Timeout | UnsetType = UNSET
@@ -184,6 +197,9 @@ class TaskSettings(_Discreet, frozen=True, kw_only=True, omit_defaults=True, gc=
     dedupe_window: Seconds | UnsetType | None = UNSET
     """Seconds for which a `dedupe_key` counts, as long as the first task is kept; None, the default: until that is
     deleted."""
+    start_deadline: Annotated[float, Meta(ge=1, le=10 * 365 * 86400)] | UnsetType | None = UNSET
+    """Seconds after the due time until which the task must have begun, whatever it waits for; else it is *dropped*.
+    None, the default: it is never too late."""
 
 
 class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -198,11 +214,19 @@ class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
     """Whether a task without a `key` has its collection as key. Default: false."""
     concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
     """The most tasks of the kind that are under a lease at one time, in all workers together. Default: no limit."""
+    key_concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
+    """The most tasks of one `key` of the kind that are under a lease at one time, in all workers together. Tasks
+    without a key have no such limit. Default: none."""
     rate: Annotated[float, Meta(ge=1e-6, le=100_000)] | UnsetType = UNSET
     """The most tasks of the kind that are started in a second, on average. Default: no limit."""
     burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
     """With `rate`: the most tasks that are started at once after a quiet time. Default: those of a second, at least
     one."""
+    key_rate: Annotated[float, Meta(ge=1e-6, le=100_000)] | UnsetType = UNSET
+    """The most tasks of one `key` of the kind that are started in a second, on average. Tasks without a key have no
+    such limit. Default: none."""
+    key_burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
+    """With `key_rate`: as `burst`, for each key."""
     weight: Annotated[float, Meta(ge=0.01, le=100)] | UnsetType = UNSET
     """The share of the kind where a claim finds due tasks of several kinds and of one priority. Default: 1."""
     aging: Annotated[float, Meta(ge=1, le=365 * 86400)] | UnsetType = UNSET
@@ -211,6 +235,8 @@ class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
     def __post_init__(self) -> None:
         if self.burst is not UNSET and self.rate is UNSET:
             raise ValueError("`burst` says how many tasks a `rate` lets start at once: give `rate` too")
+        if self.key_burst is not UNSET and self.key_rate is UNSET:
+            raise ValueError("`key_burst` says how many tasks of a key a `key_rate` lets start at once: give it too")
 
 
 class KindInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -249,6 +275,8 @@ class CompleteSettings(Struct, frozen=True, kw_only=True, gc=False):
     """As in `TaskSettings`."""
     dedupe_window: float | None = None
     """As in `TaskSettings`."""
+    start_deadline: float | None = None
+    """As in `TaskSettings`."""
 
     @property
     def claim_ttl(self) -> float:
@@ -284,9 +312,13 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
     """JSON, up to 1 MiB."""
     collection: Name | None = None
     """A name under which the task can be listed."""
+    tags: Annotated[list[Tag], Meta(max_length=MAX_TAGS)] = []
+    """Words about the task, by which it can be found among all tasks."""
     key: Name | None = None
     """Whose task it is, a tenant for example: the due tasks of a kind and priority are started one of each key in
     turn. None: the kind's settings say (`fair`)."""
+    requires: Requires = {}
+    """The labels that a worker must have, with these values, to get the task; four at most."""
     at: Annotated[datetime, Meta(tz=True)] | None = None
     """The task does not start before this instant."""
     delay: Seconds | None = None
@@ -298,18 +330,32 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
     the first of `after`, if there is one."""
     dedupe_key: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\u0000]+\Z")] | None = None
     """A kind has one task for each key: scheduling another returns the first."""
+    dedupe_scope: DedupeScope = "kept"
+    """For how long a `dedupe_key` counts besides its `dedupe_window`. *kept*: as long as the first task is kept.
+    *live*: until the first task has ended."""
+    debounce: Seconds | None = None
+    """Replace the payload and the due time of the task with this `dedupe_key` that was never claimed; if there is none,
+    make one. It is due so many seconds after it was first scheduled, at the latest."""
     traceparent: Annotated[str, Meta(max_length=128)] | None = None
     """The W3C trace context of the scheduling code."""
 
     def __post_init__(self) -> None:
         if self.delay is not None and self.at is not None:
             raise ValueError("`at` and `delay` both say when the task may start: give one of them")
+        if self.debounce is None and self.dedupe_scope == "kept":
+            return
+        if self.dedupe_key is None:
+            raise ValueError("`debounce` and `dedupe_scope` say how a `dedupe_key` counts: give one")
+        if self.debounce is not None and (self.dedupe_scope != "kept" or self.after):
+            raise ValueError("a task with `debounce` has no `after` and no `dedupe_scope`: leave them out")
 
 
 class TaskDefaults(TypedDict, total=False):
     """The options of a task that its handler can declare; `NewTask` has their meanings and bounds."""
 
     collection: str | None
+    tags: list[str]
+    requires: dict[str, str]
     priority: int
     dedupe_window: float | None
     max_attempts: int | None
@@ -319,6 +365,7 @@ class TaskDefaults(TypedDict, total=False):
     claim_timeout: float | None
     heartbeat_timeout: float
     retry: RetryPolicy
+    start_deadline: float | None
 
 
 class TaskOptions(TaskDefaults, total=False):
@@ -331,6 +378,8 @@ class TaskOptions(TaskDefaults, total=False):
     after: list[str]
     parent: str | None
     dedupe_key: str | None
+    dedupe_scope: DedupeScope
+    debounce: float | None
     enqueue_timeout: float
     traceparent: str
 
@@ -346,6 +395,8 @@ class Scheduled(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False)
     """The stage in the life of the task."""
     conflict: bool = False
     """True: the id belongs to a task of another kind or payload; nothing was changed."""
+    replaced: bool = False
+    """True: the task waits, and has the new payload and due time (`debounce`)."""
 
 
 class Task(_Discreet, frozen=True, kw_only=True, dict=True, weakref=True):
@@ -377,6 +428,15 @@ class Task(_Discreet, frozen=True, kw_only=True, dict=True, weakref=True):
     """As it was scheduled; None: the run is not limited, or the service does not say."""
 
 
+class Ticket(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """The content of a message in a queue: the task to claim, and before which of its runs it was enqueued."""
+
+    id: Name
+    """The id of the task."""
+    fence: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    """The fence of the task's last claim when it was enqueued; 0: there was none."""
+
+
 class Claimed(Struct, frozen=True, kw_only=True):
     """The answer to a claim."""
 
@@ -386,6 +446,8 @@ class Claimed(Struct, frozen=True, kw_only=True):
     """Seconds for which the request had waited at the service when it was granted; None: the service does not say."""
     status: Status | None = None
     """Of the task of a name, before it was granted; only in the answer to `claim_name`."""
+    refused: list[str] = []
+    """The ids of tickets whose tasks cannot be claimed by them, now or later; only in the answer to `claim_tickets`."""
 
 
 class Beat(_Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -449,18 +511,20 @@ class Verdict(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class HistoryEntry(_Discreet, frozen=True, kw_only=True, omit_defaults=True):
-    """A run of a task that has ended, or a redrive: after it a new life of the task begins."""
+    """A run of a task that has ended; a redrive, after which a new life of the task begins; or the last reschedule
+    between two runs.
+    """
 
     fence: int
-    """The fence of the run's lease; a redrive has a fence of its own."""
+    """The fence of the run's lease; a redrive or reschedule has a fence of its own."""
     attempt: int
     """1 for the first run; releases are not counted."""
     outcome: str
-    """An `Outcome`, *expired* or *redriven*."""
+    """An `Outcome`, *expired*, *redriven* or *rescheduled*."""
     at: datetime
-    """When the run ended, or the task was redriven."""
+    """When the run ended, or the task was redriven or rescheduled."""
     worker: str | None = None
-    """The name of the worker that held the lease; of a redrive: of the client that asked for it."""
+    """The name of the worker that held the lease; of a redrive or reschedule: of the client that asked for it."""
     claimed_at: datetime | None = None
     """When the run was claimed; None, here and below: never, or the service does not say."""
     started_at: datetime | None = None
@@ -468,9 +532,9 @@ class HistoryEntry(_Discreet, frozen=True, kw_only=True, omit_defaults=True):
     heartbeat_at: datetime | None = None
     """When the last heartbeat of the run was accepted."""
     result: Any = None
-    """What a success returned."""
+    """The value that a successful run returned; of a reschedule: the new `at` and `priority`."""
     error: Any = None
-    """What a failure reported."""
+    """The error that a failed run reported."""
 
 
 class GateInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -513,8 +577,12 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """When the task was due, or is due next."""
     collection: str | None = None
     """As it was scheduled."""
+    tags: list[str] = []
+    """As they were scheduled, sorted."""
     key: str | None = None
     """As it was scheduled, or the collection where the kind is `fair`."""
+    requires: dict[str, str] = {}
+    """As it was scheduled."""
     payload: Any = None
     """As it was scheduled."""
     progress: Any = None
@@ -551,6 +619,95 @@ class TaskInfo(_Discreet, frozen=True, kw_only=True):
     """The id of the task from which this one comes; None: from none, or the service does not say."""
     root: str | None = None
     """The id of the first task of the chain, by which it can be listed; None: the service does not say."""
+    start_by: datetime | None = None
+    """When the task is dropped unless it has begun by then (`start_deadline`); None: never, or it has begun."""
+
+
+_Text = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+
+
+class Selection(TypedDict, total=False):
+    """Filters of tasks, as calls take them; `TaskSelection` has the meanings."""
+
+    kind: str | None
+    status: Status | None
+    collection: str | None
+    tags: list[str] | None
+    key: str | None
+    reason: str | None
+    error: str | None
+    error_type: str | None
+    min_attempts: int | None
+    since: datetime | None
+    until: datetime | None
+
+
+class TaskSelection(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The tasks that match all that is given; what is not given (None) selects nothing."""
+
+    kind: Name | None = None
+    """Only tasks of this kind."""
+    status: Status | None = None
+    """Only tasks in this status."""
+    collection: Name | None = None
+    """Only tasks of this collection."""
+    tags: Annotated[list[Tag], Meta(min_length=1, max_length=MAX_TAGS)] | None = None
+    """Only tasks that have all of these tags."""
+    key: Name | None = None
+    """Only tasks with this key."""
+    reason: _Text | None = None
+    """Only tasks with this text in their `reason`, in small letters or capitals."""
+    error: _Text | None = None
+    """Only tasks with this text in the message of their last error, in small letters or capitals."""
+    error_type: _Text | None = None
+    """Only tasks whose last error has this type."""
+    min_attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """Only tasks that were run so many times, at least."""
+    since: Annotated[datetime, Meta(tz=True)] | None = None
+    """Only tasks that ended then or later; of tasks that have not ended: that were scheduled then or later."""
+    until: Annotated[datetime, Meta(tz=True)] | None = None
+    """Only tasks that ended, or were scheduled, before this instant."""
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Whether more is given than kind, status, collection and tags."""
+        return any(getattr(self, name) is not None for name in _LOOKED_AT)
+
+    def matches(self, task: "TaskInfo") -> bool:
+        """Return whether a task matches what is given besides kind, status, collection and tags."""
+        at = task.ended_at or task.scheduled_at or task.at
+        return (
+            self.key in (None, task.key)
+            and (self.min_attempts is None or task.attempt >= self.min_attempts)
+            and (self.since is None or at >= self.since)
+            and (self.until is None or at < self.until)
+            and _has(task.reason, self.reason)
+            and _is_error(task.error, self.error, self.error_type)
+        )
+
+
+_LOOKED_AT = ("key", "reason", "error", "error_type", "min_attempts", "since", "until")
+
+
+def _has(text: object, part: str | None) -> bool:
+    return part is None or (isinstance(text, str) and part.casefold() in text.casefold())
+
+
+def _is_error(error: Any, message: str | None, type_: str | None) -> bool:
+    """Whether an error, as leasekit writes it, has this text in its message, and this type."""
+    if message is None and type_ is None:
+        return True
+    of: dict[str, Any] = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    return type_ in (None, of.get("type")) and _has(of.get("message"), message)
+
+
+class Ended(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The ends of tasks, as far as they have ended."""
+
+    tasks: list[TaskInfo] = []
+    """The tasks that have ended; of many large ones not all."""
+    unknown: list[str] = []
+    """The ids that no task has."""
 
 
 class Stats(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -560,6 +717,9 @@ class Stats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Kind → status → how many tasks; only those that occur."""
     damaged: dict[str, int] = {}
     """Kind → how many tasks were set aside because their record is damaged, if the service keeps such tasks (Redis)."""
+    unmet: dict[str, list[dict[str, str]]] = {}
+    """Kind → the labels that due tasks require, and no worker has that claimed the kind lately; `{}`: no worker has
+    claimed the kind at all. Empty where the service does not say (Redis)."""
 
 
 class ChainCancelled(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -569,6 +729,30 @@ class ChainCancelled(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first task of the chain."""
     tasks: list[Verdict] = []
     """One for each task that had not ended: `cancelled`, or `cancel_requested`."""
+    cursor: str | None = None
+    """Where the next step begins; None: this was the last one."""
+
+
+class Rescheduled(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a reschedule: the task, as it waits from then on."""
+
+    id: str
+    """The id of the task."""
+    status: Status
+    """The stage in the life of the task, which a reschedule does not change."""
+    at: Annotated[datetime, Meta(tz=True)]
+    """When the task is due."""
+    priority: int
+    """0 is the most urgent."""
+
+
+class Matched(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer to a bulk act, or to its dry run."""
+
+    kinds: dict[str, dict[str, int]]
+    """Kind → status before → how many tasks were changed, or would be; only those that occur."""
+    token: str
+    """The token of this dry run, for the act that does what the dry run has counted."""
     cursor: str | None = None
     """Where the next step begins; None: this was the last one."""
 
@@ -602,8 +786,14 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """How many leases the worker holds."""
     kinds: list[str] | None = None
     """The kinds that the worker has claimed; None: the service does not say, or has heard no claim of the worker."""
+    labels: dict[str, str] = {}
+    """The labels of the worker's last claim."""
     ttl: float | None = None
     """The shortest ttl of the leases that the worker holds; None: it holds none, or the service does not say."""
+    window: int | None = None
+    """How many tasks the worker may hold; None, also below: it has not said, or the service does not say."""
+    waiting: int | None = None
+    """How many of its tasks wait, without a slot, for the next call of their handler."""
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):
@@ -660,3 +850,5 @@ class Redriven(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the next redrive by the same filter goes on; None: no more tasks match."""
     moving: str | None = None
     """Of SQS, which redrives in the background: the handle of its move, by which SQS can be asked to cancel it."""
+    about: int | None = None
+    """Of SQS: about how many messages it moves, or would move (dry run)."""

@@ -3,12 +3,13 @@
 import copy
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 from leasekit._binding import Reserve, bind
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
-from leasekit.errors import Closed
+from leasekit.errors import CannotDecode, Closed
+from leasekit.lease import lease
 from leasekit.task import Task
 
 __all__ = ["Tasks"]
@@ -23,12 +24,19 @@ class Tasks:
     """An iterator over tasks as they become ready, made by `Client.tasks`. Closing the client ends it."""
 
     def __init__(
-        self, connect: Callable[[], Connection], reserve: Reserve, kinds: Sequence[str], *, until_idle: float | None
+        self,
+        connect: Callable[[], Connection],
+        reserve: Reserve,
+        kinds: Sequence[str],
+        *,
+        until_idle: float | None,
+        labels: Mapping[str, str],
     ) -> None:
         self._connect = connect
         self._reserve = reserve
         self._kinds = kinds
         self._until_idle = until_idle
+        self._labels = labels
         self._connection: Connection | None = None
         self._last: HeldLease | None = None
         self._has_warned = False
@@ -45,8 +53,16 @@ class Tasks:
         except BaseException:
             self._interrupted()
             raise
-        if task is None:
+        if task is None or connection is None:
             raise StopIteration
+        try:
+            connection.coding.open_here(task)
+        except CannotDecode:
+            with lease(task):  # raises the same, and settles the task by it
+                raise
+        except BaseException:
+            self._interrupted()
+            raise
         return task
 
     def __aiter__(self) -> AsyncIterator[Task]:
@@ -61,14 +77,23 @@ class Tasks:
         except BaseException:
             self._interrupted()
             raise
-        if task is None:
+        if task is None or connection is None:
             raise StopAsyncIteration
+        try:
+            connection.coding.open_here(task)
+        except CannotDecode:
+            async with lease(task):  # raises the same, and settles the task by it
+                raise
+        except BaseException:
+            self._interrupted()
+            raise
         return task
 
     def _connected(self) -> Connection | None:
         """Return the connection of this iterator; None once its client was closed."""
         if self._connection is None or self._connection.forked:
             self._connection, self._last = self._connect(), None
+            self._connection.check_labels(self._labels)
         return None if self._connection.closed else self._connection
 
     def _interrupted(self) -> None:
@@ -96,7 +121,8 @@ class Tasks:
         quiet_since = clock.now()
         while True:
             left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)
-            leases = await keeper.claim(self._kinds, limit=1, wait=max(0.0, min(_POLL, left)), started=True)
+            wait = max(0.0, min(_POLL, left))
+            leases = await keeper.claim(self._kinds, limit=1, wait=wait, started=True, labels=self._labels)
             if leases:
                 self._last = leases[0]
                 # A copy of its own: when that is garbage, and no lease was made of it, nobody can begin it any more.

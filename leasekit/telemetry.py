@@ -183,7 +183,7 @@ class Telemetry(hooks.Tracer):
             self._metrics.consumed.add(count, _series(_attributes("receive", "claim", {kind})))
 
     def running(self, task: Task) -> hooks.Running:
-        """Start the span of a run, a child of the span that scheduled it, linked with its claim and current span."""
+        """Start the span of a run. Its parent is the span that scheduled the task; claim and current span are links."""
         known = self._known(task)
         attributes = _attributes("process", "run", {task.kind})
         if known is not None:
@@ -278,7 +278,7 @@ class _Run(hooks.Running):
             return
         context.detach(theirs)
 
-    def end(self, task: Task, outcome: Outcome | None, error: BaseException | None) -> None:
+    def end(self, task: Task, outcome: hooks.RunEnd | None, error: BaseException | None) -> None:
         span = self._span
         span.set_attribute("leasekit.outcome", outcome or "lost")
         if error is not None and (outcome is None or outcome in _FAILED):

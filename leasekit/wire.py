@@ -7,32 +7,43 @@ decoded and encoded again.
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from leasekit.periodic import PeriodicName
 from leasekit.task import (
+    MAX_TAGS,
     Beat,
     KindSettings,
+    Labels,
     Name,
     NewTask,
     Scheduled,
     Seconds,
+    Selection,
     Settlement,
     Status,
+    Tag,
     Task,
+    TaskSelection,
     TaskSettings,
+    Ticket,
     Verdict,
 )
+from leasekit.tokens import KindPattern, Scope
 
 __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES", "MAX_NODES_TOGETHER",
     "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER", "STORE_HEADER",
-    "BeatItem", "BeatsRequest", "CancelRequest", "CancelsRequest", "ChainRequest", "ChangedCollection", "ChangedKind",
-    "ClaimAnswer",
-    "ClaimRequest", "GateRequest", "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OneTask", "OptionalName",
-    "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "ResultsRequest", "ScheduleAnswer", "ScheduleRequest",
-    "SettlementItem", "TaskFilters", "VacuumRequest", "VerdictsAnswer", "given", "traceparent",
+    "AwaitedTask", "BeatItem", "BeatsRequest", "CancelMatchingRequest", "CancelRequest", "CancelsRequest",
+    "ChainRequest", "ChangedCollection", "ChangedKind", "ChangedTask", "ChangedToken", "ClaimAnswer", "ClaimRequest",
+    "EndedRequest",
+    "GateRequest", "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OnePeriodic", "OneTask", "OneToken",
+    "OptionalName", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "RescheduleMatchingRequest",
+    "RescheduleRequest", "ResultsRequest", "RotateRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
+    "TaskFilters", "TokenRequest", "VacuumRequest", "VerdictsAnswer", "WorkerWindow", "given", "selected",
+    "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -86,6 +97,15 @@ class ScheduleAnswer(Struct, frozen=True, kw_only=True):
     tasks: list[Scheduled]
 
 
+class WorkerWindow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The window of a worker, as it tells the service with its requests."""
+
+    size: Annotated[int, Meta(ge=0, le=10_000_000)]
+    """Tasks that the worker may hold at present."""
+    waiting: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    """Tasks of these that wait, without a slot, for the next call of their handler."""
+
+
 class ClaimRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: Name
     """The name of the claiming worker."""
@@ -97,16 +117,26 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds to wait for the first task; more than `MAX_WAIT` is cut."""
     claim_id: Name
     """A new id for each claim; a repeated claim has the same id."""
+    tickets: Annotated[list[Ticket], Meta(max_length=MAX_BATCH)] = []
+    """Tickets from messages of queues: only their tasks are claimed, without a wait. Empty: any due tasks."""
+    labels: Labels = {}
+    """The labels of the worker: it also gets tasks that require some of these."""
+    window: WorkerWindow | None = None
+    """The worker's window, for whatever lists the workers; None: the worker does not say."""
 
 
-class ClaimAnswer(Struct, frozen=True, kw_only=True):
+class ClaimAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     waited: float
     tasks: list[Task]
+    refused: list[str] = []
+    """Tickets that are of no use any longer: their messages are to be deleted."""
 
 
 class BeatsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: Name
     beats: Annotated[list[BeatItem], _Batch]
+    window: WorkerWindow | None = None
+    """As in a claim: a worker whose window is full claims nothing."""
 
 
 class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,6 +163,16 @@ class OneTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     task_id: Name
 
 
+class AwaitedTask(OneTask, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request for one task, which may wait for its end."""
+
+    wait: Seconds = 0.0
+    """Seconds to wait until the task has ended; more than `MAX_WAIT` is cut."""
+
+
+_Part = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+
+
 class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a listing: those that are absent select nothing."""
 
@@ -141,9 +181,24 @@ class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     collection: OptionalName = UNSET
     worker: OptionalName = UNSET
     root: OptionalName = UNSET
+    tags: Annotated[list[Tag], Meta(min_length=1, max_length=MAX_TAGS)] | UnsetType = field(default=UNSET, name="tag")
+    """May be given several times: the tasks have all of these tags."""
+    key: OptionalName = UNSET
+    reason: _Part | UnsetType = UNSET
+    error: _Part | UnsetType = UNSET
+    error_type: _Part | UnsetType = UNSET
+    min_attempts: Annotated[int, Meta(ge=1, le=2**31 - 1)] | UnsetType = UNSET
+    since: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
+    until: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
     newest: bool = False
     cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
+
+
+class OnePeriodic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameter of a request for one periodic task."""
+
+    name: PeriodicName
 
 
 class OneKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,6 +241,12 @@ class GateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
             raise ValueError("a gate opens at an instant (`until`) or after a `duration`: give one of them")
 
 
+def selected(request: TaskSelection) -> Selection:
+    """Return what a request selects tasks by; only what is given."""
+    values = {name: getattr(request, name) for name in TaskSelection.__struct_fields__}
+    return cast("Selection", {name: value for name, value in values.items() if value is not None})
+
+
 def given(settings: TaskSettings) -> dict[str, Any]:
     """Return what is given of these settings, to be checked or sent."""
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
@@ -194,6 +255,72 @@ def given(settings: TaskSettings) -> dict[str, Any]:
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ids: Annotated[list[Name], _Batch]
+
+
+class ChangedTask(OneTask, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request that changes a task: which, and the name of the client, for its history."""
+
+    worker: OptionalName = UNSET
+
+
+class RescheduleRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A change of a task that waits; what is not given stays."""
+
+    at: Annotated[datetime, Meta(tz=True)] | None = None
+    """When the task is due."""
+    delay: Seconds | None = None
+    """In place of `at`: seconds from now on, by the service's clock; 0: the task is due now."""
+    priority: Annotated[int, Meta(ge=0, le=4)] | None = None
+    """0 is the most urgent."""
+    request_id: Name | None = None
+    """A new id for each request: with it, a repeat has the same answer and changes nothing."""
+
+    def __post_init__(self) -> None:
+        if self.at is None and self.delay is None and self.priority is None:
+            raise ValueError("a reschedule changes when a task is due (`at`, `delay`) or its `priority`: give one")
+        if self.at is not None and self.delay is not None:
+            raise ValueError("`at` and `delay` both say when the task is due: give one of them")
+
+
+class CancelMatchingRequest(TaskSelection, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A step of the cancel of all tasks that match all that is given, and have not ended."""
+
+    dry_run: bool = False
+    """Cancel nothing, and count; the answer has the token of the act."""
+    token: Annotated[str, Meta(max_length=128)] | None = None
+    """The token of the dry run, for the act and for further steps of the dry run."""
+    cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | None = None
+    """The cursor of the answer before; null: the first step."""
+
+    def __post_init__(self) -> None:
+        if not selected(self):
+            raise ValueError("a bulk act selects tasks by `kind`, `status` or another field: give one")
+        if self.status is not None and self.status.ended:
+            raise ValueError(f"a task that is {self.status} has ended: name the status of tasks that wait or run")
+        if self.token is None and not self.dry_run:
+            raise ValueError("a bulk act takes the `token` of a dry run of the same request: make that first")
+
+
+class RescheduleMatchingRequest(
+    CancelMatchingRequest, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """A step of the reschedule of all waiting tasks that match all given filters."""
+
+    at: Annotated[datetime, Meta(tz=True)] | None = None
+    """When the tasks are due."""
+    delay: Seconds | None = None
+    """In place of `at`: seconds from now on, by the service's clock; 0: they are due now."""
+    priority: Annotated[int, Meta(ge=0, le=4)] | None = None
+    """0 is the most urgent."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.change  # noqa: B018 - raises for what contradicts itself
+
+    @property
+    def change(self) -> RescheduleRequest:
+        """The change of each task."""
+        return RescheduleRequest(at=self.at, delay=self.delay, priority=self.priority)
 
 
 class ChainRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -205,20 +332,27 @@ class ChainRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     """The cursor of the answer before; null: the first step."""
 
 
+class EndedRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of which tasks to tell that they have ended."""
+
+    ids: Annotated[list[Name], _Batch]
+    wait: Seconds = 0.0
+    """Seconds to wait until one of them has ended; more than `MAX_WAIT` is cut."""
+
+
 class CancelsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which cancel requests to tell: those of tasks that this worker holds."""
+    """The request for the cancel requests of tasks that this worker holds."""
 
     worker: Name
     wait: Seconds = 0.0
     """Seconds to wait for the first request; more than `MAX_WAIT` is cut."""
 
 
-class PurgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which ended tasks to remove: those that match all that is given."""
+class PurgeRequest(TaskSelection, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The ended tasks to remove: these `ids`, or those that match all given filters."""
 
-    kind: Name | None = None
-    status: Status | None = None
-    """A status in which tasks have ended."""
+    ids: Annotated[list[Name], Meta(max_length=MAX_BATCH)] = []
+    """The tasks; empty: those that match."""
     older_than: Seconds = 0.0
     """Seconds that have passed since the end of the task, at least."""
     cursor: Annotated[str, Meta(max_length=512)] | None = None
@@ -230,21 +364,21 @@ class PurgeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if self.status is not None and not self.status.ended:
             ended = ", ".join(status for status in Status if status.ended)
             raise ValueError(f"a task that is {self.status} has not ended, and cannot be purged: name one of {ended}")
+        if self.ids and selected(self):
+            raise ValueError("a purge names tasks (`ids`), or selects them by what they have in common: give either")
 
 
 class VacuumRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The request for a step of a vacuum, which has no fields."""
 
 
-class RedriveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tasks to redrive: these `ids`, or a page of the tasks that match the filters."""
+class RedriveRequest(TaskSelection, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The tasks to redrive: these `ids`, or a page of the tasks that match all given filters."""
 
     ids: Annotated[list[Name], Meta(max_length=MAX_BATCH)] = []
-    """The tasks; empty: those that match the filters, at least one of which must be given."""
-    kind: Name | None = None
-    status: Literal["dead", "fatal_failure", "dropped"] | None = None
+    """The tasks; empty: those that match, and something must be given by which they do."""
+    status: Literal["dead", "fatal_failure", "dropped"] | None = None  # type: ignore[assignment]
     """None: `dead`."""
-    collection: Name | None = None
     cursor: Annotated[str, Meta(max_length=256)] | None = None
     """The cursor of the answer before: where the filters go on."""
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
@@ -257,9 +391,50 @@ class RedriveRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The name of the client, for the history of the tasks."""
 
     def __post_init__(self) -> None:
-        has_filter = (self.kind, self.status, self.collection) != (None, None, None)
-        if has_filter is bool(self.ids):
-            raise ValueError("a redrive names tasks (`ids`), or selects them by `kind`, `status` or `collection`")
+        if bool(selected(self)) is bool(self.ids):
+            raise ValueError("a redrive names tasks (`ids`), or selects them by `kind`, `status` or another field")
+
+
+Digest: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class TokenRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A new access token."""
+
+    id: Name
+    """Its id, which the client makes: a repeat makes no second token."""
+    name: Name
+    """Its name."""
+    digest: Digest
+    """The SHA-256 of its secret, in hexadecimal digits."""
+    scopes: Annotated[list[Scope], Meta(min_length=1, max_length=4)]
+    """What it allows."""
+    kinds: Annotated[list[KindPattern], Meta(min_length=1, max_length=100)]
+    """For tasks of which kinds."""
+    expires_at: Annotated[datetime, Meta(tz=True)] | None = None
+    """When it ends by itself."""
+
+
+class RotateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A new secret of an access token."""
+
+    digest: Digest
+    """The SHA-256 of the new secret, in hexadecimal digits."""
+    overlap: Annotated[float, Meta(ge=0, le=30 * 86400)] = 0.0
+    """Seconds for which the secret before it is taken too."""
+
+
+class OneToken(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameter of a request for one access token."""
+
+    token: Name
+    """Its id, or its name if it is not revoked."""
+
+
+class ChangedToken(OneToken, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request that changes an access token: which, and the name of the client, for the audit."""
+
+    worker: OptionalName = UNSET
 
 
 class VerdictsAnswer(Struct, frozen=True, kw_only=True):
@@ -278,6 +453,10 @@ ProblemType = Literal[
     "urn:leasekit:problem:refused",  # the content of the request does not fit, now or later
     "urn:leasekit:problem:no-such-task",
     "urn:leasekit:problem:no-such-kind",  # the kind has no settings
+    "urn:leasekit:problem:no-such-periodic",  # no periodic task has this name
+    "urn:leasekit:problem:no-such-token",  # no access token has this id or name
+    "urn:leasekit:problem:unauthenticated",  # the request has no access token, or none that is valid
+    "urn:leasekit:problem:forbidden",  # its access token lacks a scope, or a kind that the request names
     "urn:leasekit:problem:malformed",  # the body is not JSON: as sent, or damaged on its way
     "urn:leasekit:problem:misdirected",  # the server has no such path, method, host or content type
     "urn:leasekit:problem:later",  # overloaded, failed, or too slow: the request may be repeated

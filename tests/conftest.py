@@ -105,7 +105,6 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """Spare the collected tests from garbage collection: a test that asks for one would scan all of them each time."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 

@@ -21,6 +21,7 @@ BIN = Path(_FOUND.origin).parent / "pginstall18" / "bin" if _FOUND and _FOUND.or
 """The programs of the wheel."""
 _NOBODY = 65534  # PostgreSQL refuses to run as root
 _TABLES = (
+    "task_tag",
     "task",
     "trigger",
     "progress",
@@ -39,6 +40,9 @@ _TABLES = (
     "wake",
     "chain",
     "cancelled_chain",
+    "minute",
+    "periodic",
+    "inbox",
 )
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine
 
@@ -113,8 +117,11 @@ class PostgresServer:
             PostgresStore(url).migrate()
             self._has_tables = True
         with psycopg.connect(url) as connection:
-            connection.execute(f"TRUNCATE {', '.join(f'leasekit.{table}' for table in _TABLES)}".encode())
-            connection.execute("UPDATE leasekit.store SET correction = 0, gained = 0, has_waits = false")
+            # For a few rows, TRUNCATE costs ten times as much: it makes a file for each table and index.
+            connection.execute("; ".join(f"DELETE FROM leasekit.{table}" for table in _TABLES).encode())  # noqa: S608
+            connection.execute(
+                "UPDATE leasekit.store SET correction = 0, gained = 0, has_waits = false, has_routes = false"
+            )
         return url
 
     def new_database(self, encoding: str = "UTF8") -> str:

@@ -12,10 +12,11 @@ NAMES = sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_measures_every_case_it_names(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / f"{name}.py"), "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
     assert lines

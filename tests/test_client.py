@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import anyio
@@ -24,11 +24,13 @@ from leasekit._driver.thread import NAME
 from leasekit.backend import Capabilities
 from leasekit.errors import Closed, LeasekitError
 from leasekit.hooks import CapacityExceeded, Claimed, Event, Lost, Renewed
+from leasekit.periodic import PeriodicTask
 from leasekit.task import Purged, Stats, Status
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.sampling import slow_after
 from tests.waiting import eventually, interrupting
 
 
@@ -256,7 +258,7 @@ def test_an_adapter_that_keeps_what_a_claim_was_granted_is_not_asked_to_the_end(
     class Patient(MemoryBackend):
         capabilities = Capabilities(remembers_claims=False, keeps_claims=True)
 
-        async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Any:
+        async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str, **more: Any) -> Any:
             asked.set()
             try:
                 await asyncio.Event().wait()
@@ -383,7 +385,7 @@ async def test_every_method_has_two_doors(service: MemoryService) -> None:
         task = (await client.aschedule("k", 1)).id
         assert (await client.aget(task)).payload == 1  # type: ignore[union-attr]
         assert [found.id for found in (await client.alist_tasks(kind="k")).tasks] == [task]
-        assert await client.astats() == Stats(kinds={"k": {"new": 1}})
+        assert await client.astats() == Stats(kinds={"k": {"new": 1}}, unmet={"k": [{}]})
         assert [verdict.verdict for verdict in await client.acancel(task)] == ["cancelled"]
         cancelled = Purged(kinds={"k": {"cancelled": 1}})
         assert client.purge(kind="k") == await client.apurge() == cancelled  # nothing is removed by default
@@ -721,9 +723,9 @@ client.schedule("k", claim_timeout=2, heartbeat_timeout=2)
         "with leasekit.lease(next(client.tasks('k'))): raise SystemExit(0)",
     ],
 )
-@pytest.mark.parametrize("flags", [("-W", "error"), ("-X", "dev", "-W", "error")], ids=["plain", "dev"])
-def test_an_interpreter_that_ends_without_close_neither_hangs_nor_complains(rest: str, flags: tuple[str, ...]) -> None:
-    ended = run(PRELUDE + rest, *flags)
+@pytest.mark.parametrize("flags", slow_after(1, ["-X dev -W error", "-W error"]))
+def test_an_interpreter_that_ends_without_close_neither_hangs_nor_complains(rest: str, flags: str) -> None:
+    ended = run(PRELUDE + rest, *flags.split())
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
@@ -828,6 +830,78 @@ def test_a_backend_without_gates_says_so() -> None:
         for call in (client.gates, lambda: client.pause(kind="k"), lambda: client.open(kind="k")):
             with pytest.raises(LeasekitError, match="SqsBackend has no gates: stop the workers, or cancel tasks"):
                 call()
+
+
+# Periodic tasks
+
+
+def test_a_client_sets_pauses_triggers_and_deletes_a_periodic_task() -> None:
+    with leasekit.connect("memory://", worker="ada") as client:
+        info = client.set_periodic("p", PeriodicTask(kind="k", cron="0 7 1 1 *"))
+        assert (info.changed_by, client.list_periodic()) == ("ada", [info])
+        assert client.pause_periodic("p").is_paused
+        assert client.trigger_periodic("p").created
+        assert not client.resume_periodic("p").is_paused
+        client.delete_periodic("p")
+        assert client.get_periodic("p") is None
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_sets_pauses_triggers_and_deletes_a_periodic_task() -> None:
+    async with leasekit.connect("memory://") as client:
+        info = await client.aset_periodic("p", PeriodicTask(kind="k", cron="0 7 1 1 *"))
+        assert await client.alist_periodic() == [info]
+        assert (await client.apause_periodic("p")).is_paused
+        assert (await client.atrigger_periodic("p")).created
+        assert not (await client.aresume_periodic("p")).is_paused
+        await client.adelete_periodic("p")
+        assert await client.aget_periodic("p") is None
+
+
+def test_a_backend_without_periodic_tasks_says_so() -> None:
+    with leasekit.connect("sqs://queue?region=x") as client:
+        for call in (client.list_periodic, lambda: client.get_periodic("p"), lambda: client.delete_periodic("p")):
+            with pytest.raises(LeasekitError, match="SqsBackend has no periodic tasks: schedule each task when it is"):
+                call()
+
+
+def test_what_is_no_periodic_task_is_refused_before_it_is_sent() -> None:
+    with leasekit.connect("http://127.0.0.1:1", retry_for=600) as client:
+        with pytest.raises(TypeError, match="names of periodic tasks are strings"):
+            client.get_periodic(1)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"leasekit\.periodic\.PeriodicTask"):
+            client.set_periodic("p", {"every": 60})  # type: ignore[arg-type]
+
+
+# Reschedules
+
+
+def test_a_client_reschedules_a_task_and_its_name_is_in_the_history() -> None:
+    with leasekit.connect("memory://", worker="ada") as client:
+        client.schedule("k", id="a", delay=600)
+        assert client.reschedule("a", delay=timedelta(0), priority=0).priority == 0
+        info = client.get("a")
+        assert info is not None
+        assert [(entry.outcome, entry.worker) for entry in info.history] == [("rescheduled", "ada")]
+        assert next(client.tasks("k")).id == "a"
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_reschedules_a_task() -> None:
+    async with leasekit.connect("memory://") as client:
+        await client.aschedule("k", id="a")
+        at = datetime(2100, 1, 1, tzinfo=UTC)
+        assert (await client.areschedule("a", at=at)).at == at
+
+
+def test_a_backend_that_cannot_change_tasks_says_so() -> None:
+    with (
+        leasekit.connect("sqs://queue?region=x") as client,
+        pytest.raises(
+            LeasekitError, match="SqsBackend cannot change a task that waits: cancel it, and schedule another"
+        ),
+    ):
+        client.reschedule("a", delay=0)
 
 
 # Settings of kinds

@@ -5,12 +5,15 @@ A ```python block is run as a file of its own, in an empty folder, unless the li
 """
 
 import html
+import json
+import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
@@ -108,6 +111,28 @@ def tree(block: Block) -> Iterator[str]:
         yield from (f"{name} in: {line}" for name in names if not ((beside / name).exists() or (first / name).exists()))
 
 
+Forks = Callable[[Path, Path, Path], tuple[int, str]]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Run a script in a folder, with a file for its output, in a process whose imports have been made before."""
+    modules = ["leasekit.testing.memory", "leasekit.server.shared"]
+    command = [sys.executable, str(ROOT / "tests/forking.py"), *modules]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as parent:
+
+        def run(script: Path, folder: Path, output: Path) -> tuple[int, str]:
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            print(json.dumps([str(script), str(folder), str(output)]), file=parent.stdin, flush=True)
+            return int(parent.stdout.readline()), output.read_text(encoding="utf-8")
+
+        yield run
+        os.killpg(parent.pid, signal.SIGKILL)  # with a script that hangs
+
+
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
 def test_python_in_a_document_compiles(block: Block) -> None:
     compile(block.text, block.where, "exec")
@@ -116,21 +141,13 @@ def test_python_in_a_document_compiles(block: Block) -> None:
 @pytest.mark.parametrize(
     "block", [one for one in PYTHON if not one.before.startswith("<!-- not run: ")], ids=lambda block: block.where
 )
-def test_python_in_a_document_runs(block: Block, tmp_path: Path) -> None:
+def test_python_in_a_document_runs(block: Block, forks: Forks, tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     script.write_text(block.text, encoding="utf-8")
     empty = tmp_path / "empty"
     empty.mkdir()
-    ran = subprocess.run(
-        [sys.executable, str(script)],
-        check=False,
-        cwd=empty,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ran.returncode == 0, f"{block.where}\n{ran.stdout}{ran.stderr}"
+    code, output = forks(script, empty, tmp_path / "output")
+    assert code == 0, f"{block.where}\n{output}"
 
 
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -11,6 +11,7 @@ import pytest
 from leasekit import Exponential, Heartbeats, Status
 from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
+from leasekit.server import end_waits
 from leasekit.server.http.openapi import EXAMPLES, document
 from leasekit.server.http.routes import OPERATIONS
 from leasekit.task import DEFAULTS, TaskOptions
@@ -104,7 +105,7 @@ def test_the_table_of_waits_is_that_of_the_default_policy() -> None:
 
 def test_the_table_of_options_has_every_option_and_its_default() -> None:
     defaults = {option: row[1] for row in table("scheduling.md", "## Options")[1:] for option in row[0].split("`, `")}
-    elsewhere = {"id", "dedupe_key", "dedupe_window", "enqueue_timeout", "traceparent"}
+    elsewhere = {"id", "dedupe_key", "dedupe_window", "dedupe_scope", "debounce", "enqueue_timeout", "traceparent"}
     assert {*defaults} == TaskOptions.__optional_keys__ - elsewhere
     task = DEFAULTS
     assert (task.max_runtime, task.claim_timeout, task.retry) == (None, None, Exponential())
@@ -133,12 +134,14 @@ def schema(content: dict[str, Any]) -> str:
 
 
 def test_the_table_of_calls_has_what_each_takes_answers_and_does() -> None:
-    shown = {row[0]: [row[1].replace("`", ""), *row[2:]] for row in table("protocol.md", "## Calls")[1:]}
+    rows = table("protocol.md", "## Calls")[1:]
+    shown = {row[0]: [row[1].replace("`", ""), *row[2:-1], row[-1].replace("`", "")] for row in rows}
     for call, operation in operations():
         parameters = ", ".join(one["name"] for one in operation.get("parameters", ()) if one["in"] == "query")
         takes = schema(operation.get("requestBody", {}).get("content", {})) or parameters
         does = " ".join(operation["description"].partition("\n\n")[0].split())
-        assert shown.pop(call) == [takes, schema(operation["responses"]["200"]["content"]), does]
+        needs = operation["x-needs"].replace("`", "")
+        assert shown.pop(call) == [takes, schema(operation["responses"]["200"]["content"]), does, needs]
     assert not shown
 
 
@@ -172,4 +175,5 @@ def test_the_table_of_bounds_has_what_the_server_checks() -> None:
         f"{MAX_SUCCESSORS:,}",
         f"{MAX_KINDS}",
         f"{MAX_WAIT:g} s; more is cut",
+        f"{end_waits._MOST:,} at one server; beyond that the answer is a refusal (`429` of the table above)",
     ]

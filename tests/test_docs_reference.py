@@ -16,6 +16,7 @@ import pytest
 
 import leasekit
 from leasekit import backend, config, errors, hooks, registry, task, telemetry
+from leasekit.queues import TaskQueues
 from leasekit.registry import open_backend
 from leasekit.task import Status
 from leasekit.testing import clock, contract, effects, faults, memory
@@ -45,7 +46,7 @@ CLASSES = sorted(
         thing
         for thing in shown()
         if inspect.isclass(thing)
-        and thing not in (task.TaskOptions, task.TaskDefaults)
+        and thing not in (task.TaskOptions, task.TaskDefaults, task.Selection)
         and thing.__module__.partition("leasekit.testing.")[2] not in {"contract.base", "contract.suites"}
     },
     key=lambda cls: cls.__qualname__,
@@ -56,13 +57,20 @@ TOLD_ELSEWHERE = {
     *dir(backend.Backend),
     *dir(backend.Scheduler),
     *dir(backend.CancelSource),
+    *dir(backend.EndSource),
     *dir(backend.NameSource),
     *dir(backend.WorkerDirectory),
     *dir(backend.NodeDirectory),
     *dir(backend.KindDirectory),
+    *dir(backend.PeriodicDirectory),
+    *dir(backend.TokenDirectory),
     *dir(backend.GateDirectory),
     *dir(backend.ChainDirectory),
-    *dir(backend.Redriver),
+    *dir(backend.Rescheduler),
+    *dir(backend.BulkChanger),
+    *dir(backend.DeadLetters),
+    *dir(backend.TicketSource),
+    *dir(TaskQueues),
 }
 
 
@@ -135,9 +143,10 @@ def test_the_table_of_backends_has_what_each_declares() -> None:
     ours = {url.partition("://")[0]: open_backend(url, worker="docs") for url in URLS}  # opens nothing
     capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
     protocols = (
-        backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.NameSource, backend.WorkerDirectory,
-        backend.NodeDirectory, backend.KindDirectory, backend.GateDirectory, backend.ChainDirectory, backend.Redriver,
-        backend.Purger,
+        backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.EndSource, backend.NameSource,
+        backend.WindowListener, backend.WorkerDirectory, backend.NodeDirectory, backend.KindDirectory,
+        backend.PeriodicDirectory, backend.TokenDirectory, backend.GateDirectory, backend.ChainDirectory,
+        backend.Rescheduler, backend.BulkChanger, backend.DeadLetters, backend.Purger, backend.TicketSource,
     )  # fmt: skip
     rows = [
         ["", *ours],

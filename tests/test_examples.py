@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.postgres_server import PostgresServer
+
 PACKAGE = Path(__file__).parents[1] / "examples" / "05_own_adapter"
-ELSEWHERE = {"10_sqs_loop.py", "11_swf_poller.py", "12_sfn_activity.py"}  # they need a service: their adapters' tests
+FLEET = PACKAGE.parent / "16_atf"
+ELSEWHERE = {  # they need a service: the tests of their adapters, and of the check of clients, run them
+    "10_sqs_loop.py", "11_swf_poller.py", "12_sfn_activity.py", "15_any_language.py", "19_transaction.py",
+}  # fmt: skip
 EXAMPLES = sorted(
     path for path in (Path(__file__).parents[1] / "examples").glob("[0-9][0-9]_*.py") if path.name not in ELSEWHERE
 )
@@ -34,6 +39,22 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_fleet_loses_no_task_though_each_of_its_parts_is_killed(postgres: PostgresServer, tmp_path: Path) -> None:
+    store = os.environ | {"LEASEKIT_STORE": postgres.emptied()}
+    told = run(sys.executable, FLEET / "fleet.py", cwd=tmp_path, env=store, timeout=500)
+    parts = re.findall(r"^(\w+) +killed: 12 tasks, (\d+) runs", told, re.M)
+    assert [part for part, _ in parts] == ["queues", "frontend", "hsc", "consumer", "host", "controller", "executor"]
+    assert int(dict(parts)["host"]) > 12, "the task that ran when its host was killed has run again"
+
+
+@pytest.mark.slow
+def test_a_task_comes_with_the_transaction_of_an_application(postgres: PostgresServer, tmp_path: Path) -> None:
+    store = os.environ | {"LEASEKIT_STORE": postgres.emptied()}
+    assert "confirmed: order 2" in run(sys.executable, PACKAGE.parent / "19_transaction.py", cwd=tmp_path, env=store)
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of somebody who has installed the package: built from its folder, with its entry point."""
@@ -43,8 +64,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(target)}
 
 
-def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
-    ran = subprocess.run(command, check=False, cwd=cwd, env=env, capture_output=True, text=True, timeout=100)
+def run(*command: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 100) -> str:
+    ran = subprocess.run(command, check=False, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

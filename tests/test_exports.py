@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import leasekit
-from leasekit import backend, errors, hooks, worker
+from leasekit import backend, codecs, errors, hooks, worker
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,7 +94,13 @@ def test_the_tree_of_errors_in_the_docs_is_that_of_the_classes() -> None:
     assert parents == {name: base for name, base in own.items() if base in own}
 
 
-FACE = {"leasekit": leasekit, "leasekit.backend": backend, "leasekit.hooks": hooks, "leasekit.worker": worker}
+FACE = {
+    "leasekit": leasekit,
+    "leasekit.backend": backend,
+    "leasekit.codecs": codecs,
+    "leasekit.hooks": hooks,
+    "leasekit.worker": worker,
+}
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in FACE for name in FACE[module].__all__])

@@ -157,8 +157,8 @@ def is_over(client: Client, where: str | None, error: BaseException | None, *, a
     eventually(lambda: len(keeper) == 0, where or "", within=_ENDED)
 
 
-# Sample: each third place of the plain `with`, each 61st of the others.
-_STEP_OF_BLOCK, _STEP = in_soak(1, by_default=3), in_soak(1, by_default=61)
+# Sample: each seventh place of the plain `with`, each 61st of the others.
+_STEP_OF_BLOCK, _STEP = in_soak(1, by_default=7), in_soak(1, by_default=61)
 _STEP_OF_NAME = in_soak(1, by_default=11)
 # Code that has a task in a variable, and what it calls with one.
 _NAMING = (" lease +", " loop +", " async_loop +", " check_idle_timeout +", " check_number +")

@@ -13,14 +13,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top).rglob("*.py"))
 
-VALUES = {"task", "errors", "config"}
-SEAM = {"backend", "wire", "hooks", "registry", "ids"}
-HANDLES = {"client", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
+VALUES = {"task", "errors", "config", "periodic", "tokens", "flow_info", "codecs"}
+SEAM = {"backend", "wire", "hooks", "queues", "registry", "ids"}
+HANDLES = {"postgres", "sqlite", "client", "flows", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
 INSIDE = {
-    "_core", "_driver", "_arguments", "_batches", "_binding", "_blocks", "_leased_run", "_lineage", "_log",
-    "_operating", "_session",
+    "_core", "_driver", "_arguments", "_batches", "_binding", "_blocks", "_change_calls", "_flow_calls", "_leased_run",
+    "_lineage", "_log", "_operating", "_periodic_calls", "_session", "_token_calls",
 }  # fmt: skip
-SERVICE = {"server.embedded", "server.roles", "server.store", "server.unit_of_work"}  # what `memory://` is made of
+# What `memory://` is made of.
+SERVICE = {"server.access", "server.embedded", "server.roles", "server.store", "server.unit_of_work"}
 PUBLIC = {"__init__"} | VALUES | SEAM | HANDLES
 
 
@@ -34,26 +35,43 @@ class Layer(NamedTuple):
 LAYERS = {
     "task": Layer(VALUES, {"msgspec"}),
     "errors": Layer(VALUES, {"msgspec"}),
+    "periodic": Layer(VALUES, {"msgspec"}),
+    "tokens": Layer(VALUES, {"msgspec"}),
     "config": Layer(VALUES, {"msgspec"}),
+    "codecs": Layer({"errors"}, {"msgspec"}),
     "_core": Layer(VALUES | {"_core"}, {"msgspec"}),
-    "_lifecycle": Layer({"task", "errors", "wire", "_lifecycle"}, {"msgspec"}),
-    "backend": Layer({"task", "errors", "_lifecycle"}, {"msgspec"}),
-    "wire": Layer({"task", "errors"}, {"msgspec"}),
+    "_flows": Layer({"errors", "_flows"}, {"msgspec"}),
+    "flow_info": Layer({"task", "_flows"}, {"msgspec"}),
+    "_lifecycle": Layer({"task", "errors", "codecs", "wire", "_lifecycle"}, {"msgspec"}),
+    "backend": Layer({"task", "errors", "periodic", "tokens", "_lifecycle"}, {"msgspec"}),
+    "wire": Layer({"task", "errors", "periodic", "tokens"}, {"msgspec"}),
     "hooks": Layer({"task", "errors"}, {"msgspec"}),
-    "registry": Layer({"task", "errors", "backend"}, set()),
+    "registry": Layer({"task", "errors", "backend", "queues"}, set()),
+    "queues": Layer({"task"}, set()),
     "ids": Layer(set(), set()),
-    "_arguments": Layer(VALUES, set()),
+    "_arguments": Layer(VALUES, {"msgspec"}),
     "_lineage": Layer({"task"}, set()),
     "_log": Layer(set(), set()),
     "_forwarding": Layer({"task"}, set()),
+    "_transactions": Layer(VALUES | INSIDE | {"_lifecycle", "hooks", "wire"}, {"msgspec", "sqlalchemy"}),
+    "console": Layer({"server"}, set()),
+    "postgres": Layer({"_transactions", "codecs", "task"}, set()),
+    "sqlite": Layer(VALUES | {"_transactions", "client"}, {"msgspec"}),
     "_batches": Layer(VALUES | INSIDE | {"ids", "wire"}, {"msgspec"}),
     "_binding": Layer({"task", "_driver"}, set()),
     "_blocks": Layer(VALUES | INSIDE, {"anyio"}),
     "_leased_run": Layer(VALUES | INSIDE | {"hooks"}, {"anyio", "msgspec"}),
-    "_session": Layer(VALUES | INSIDE | {"backend", "hooks", "registry"}, set()),
-    "_operating": Layer(VALUES | INSIDE | {"backend", "hooks"}, set()),
-    "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "wire"}, {"anyio", "msgspec"}),
-    "task_iterator": Layer(VALUES | INSIDE, set()),
+    "_session": Layer(VALUES | INSIDE | {"backend", "hooks", "queues", "registry"}, set()),
+    "_dead_letters": Layer(VALUES | INSIDE | {"backend", "hooks"}, set()),
+    "_periodic_calls": Layer(VALUES | INSIDE | {"backend"}, set()),
+    "_token_calls": Layer(VALUES | INSIDE | {"backend", "ids"}, set()),
+    "_change_calls": Layer(VALUES | INSIDE | {"backend"}, set()),
+    "_operating": Layer(VALUES | INSIDE | {"_dead_letters", "_periodic_calls", "backend", "hooks"}, set()),
+    "_flow_calls": Layer(VALUES | INSIDE | {"_flows"}, set()),
+    "_flow_run": Layer(VALUES | INSIDE | {"_flows", "ids", "lease"}, {"msgspec"}),
+    "flows": Layer(VALUES | INSIDE | HANDLES | {"_flow_run", "_flows", "_worker"}, {"msgspec"}),
+    "_driver": Layer(VALUES | INSIDE | {"_lifecycle", "backend", "hooks", "queues", "wire"}, {"anyio", "msgspec"}),
+    "task_iterator": Layer(VALUES | INSIDE | {"lease"}, set()),
     "client": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec"}),
     "lease": Layer(VALUES | INSIDE | SEAM | HANDLES, {"anyio", "msgspec"}),
     "named": Layer(VALUES | INSIDE | {"backend", "lease"}, set()),
@@ -72,7 +90,7 @@ LAYERS = {
 }
 
 # What decides has no clock, chance, thread, socket or logger; `now` is an argument.
-SANS_IO = {"_core", "_lifecycle"}
+SANS_IO = {"_core", "_flows", "_lifecycle"}
 IMPURE = {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "queue", "random", "sched", "secrets", "select",
     "selectors", "signal", "socket", "ssl", "subprocess", "threading", "time", "uuid",

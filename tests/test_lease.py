@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 import leasekit
-from leasekit import Cancelled, Client, Fatal, Heartbeats, IdleTimeout, LeaseLost, NotHeld, Task
+from leasekit import Cancelled, Client, Fatal, Heartbeats, IdleTimeout, LeaseLost, NotHeld, NotYet, Task
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.reporting import encoding
 from leasekit._driver.reporting.outbox import Report
@@ -335,6 +335,58 @@ def test_an_exception_after_fail_leaves_what_fail_said(client: Client) -> None:
         raise ValueError("late")
     assert info(client, task).status is Status.FATAL_FAILURE
     assert info(client, task).error == "known"
+
+
+def test_not_yet_gives_the_task_back_until_then_and_counts_no_attempt(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with pytest.raises(NotYet), leasekit.lease(task) as held:
+        held.progress("asked once")
+        raise NotYet("the VM boots", after=30)
+    assert info(client, task).status is Status.ENQUEUED
+    assert info(client, task).progress == "asked once"
+    assert list(client.tasks("k", until_idle=0)) == []
+    let_pass(client, clock, 31)
+    again = next(client.tasks("k"))
+    assert (again.attempt, again.progress) == (1, "asked once")
+
+
+def test_not_yet_without_a_time_is_a_second(client: Client, clock: FakeClock) -> None:
+    with pytest.raises(NotYet), leasekit.lease(claimed(client)):
+        raise NotYet
+    assert list(client.tasks("k", until_idle=0)) == []
+    let_pass(client, clock, 1.1)
+    assert next(client.tasks("k")).attempt == 1
+
+
+def test_of_several_not_yet_in_a_group_the_longest_wait_counts(client: Client, clock: FakeClock) -> None:
+    with pytest.raises(ExceptionGroup), leasekit.lease(claimed(client)):
+        raise ExceptionGroup("of a task group", [NotYet(after=1), NotYet(after=30)])
+    let_pass(client, clock, 29)
+    assert list(client.tasks("k", until_idle=0)) == []
+    let_pass(client, clock, 2)
+    assert next(client.tasks("k")).attempt == 1
+
+
+def test_beside_another_error_not_yet_counts_for_nothing(client: Client) -> None:
+    task = claimed(client)
+    with pytest.raises(ExceptionGroup), leasekit.lease(task):
+        raise ExceptionGroup("of a task group", [NotYet(after=30), ValueError("broken")])
+    assert info(client, task).status is Status.RETRIABLE_FAILURE
+
+
+def test_not_yet_after_a_cancel_request_is_cancelled(client: Client, clock: FakeClock) -> None:
+    task = claimed(client)
+    with pytest.raises(NotYet), leasekit.lease(task) as held:
+        client.cancel(task.id)
+        let_pass_until(client, clock, lambda: told(held))
+        raise NotYet(after=30)
+    assert info(client, task).status is Status.CANCELLED
+
+
+@pytest.mark.parametrize("after", [-1, math.nan, math.inf, "3", True])
+def test_not_yet_is_after_a_number_of_seconds(after: Any) -> None:
+    with pytest.raises(leasekit.ConfigError, match="after must be a number of seconds from 0"):
+        NotYet(after=after)
 
 
 def test_an_exception_after_release_leaves_it_released(client: Client) -> None:

@@ -109,12 +109,15 @@ def test_a_number_that_json_would_lose_is_refused_in_an_option_of_a_task(
     client: Client, task: Task, field: str, option: Callable[[Any], Any], value: float
 ) -> None:
     """It would arrive as null, which means *no limit*."""
-    wrong = NewTask(kind="k", **{field: option(value)})
+    options: dict[str, Any] = {field: option(value)}
+    if field == "debounce":
+        options["dedupe_key"] = "one"
+    wrong = NewTask(kind="k", **options)
     with pytest.raises(Refused, match=f"item 1: {field} holds NaN or an infinity: give a finite number") as refused:
         client.schedule_all([NewTask(kind="k"), wrong])
     assert (refused.value.errors[0]["item"], refused.value.errors[0]["field"]) == (1, field)
     with leasekit.lease(task) as held, pytest.raises(ValueError, match=f"this {field} holds NaN or an infinity"):
-        held.then("k", **{field: option(value)})
+        held.then("k", **options)
 
 
 @pytest.mark.parametrize("limit", [math.nan, 0, 2.5, "3"], ids=repr)

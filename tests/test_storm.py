@@ -28,7 +28,7 @@ from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Fault, Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
-from tests.sampling import in_soak
+from tests.sampling import in_soak, slow_after
 
 TASKS = 150
 SECONDS = 3.0  # of trouble, then it has to come to an end
@@ -209,7 +209,7 @@ def infos(storm: Storm, ids: list[str]) -> list[TaskInfo]:
 
 # Sample: two seeds.
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(in_soak(40, by_default=2)))
+@pytest.mark.parametrize("seed", slow_after(1, range(in_soak(40, by_default=2))))
 def test_whatever_happens(seed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrying, "_FIRST_WAIT", 0.01)  # these waits are by the real clock
     monkeypatch.setattr(retrying, "_LONGEST_WAIT", 0.01)

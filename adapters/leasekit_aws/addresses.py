@@ -20,9 +20,9 @@ class Options:
     more: dict[str, str] = field(default_factory=dict[str, str])  # the options of one adapter alone
 
 
-def options(query: str, *more: str) -> Options:
+def options(query: str, *more: str, has_ttl: bool = True) -> Options:
     """Parse a URL's options; `more` are those of one adapter. Raises `ConfigError`, which never contains a value."""
-    known = (*_SHARED, *more)
+    known = (*(name for name in _SHARED if has_ttl or name != "ttl"), *more)
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=20)
     except ValueError:

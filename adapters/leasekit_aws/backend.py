@@ -97,7 +97,10 @@ class AwsBackend:
         return Verdict(id=beat.id, verdict="renewed", ttl=ttl, cancel_requested=cancel_requested)
 
     async def _end(self, settlement: Settlement, call: Call) -> Verdict:
-        """Send a settlement. The service answers a repeat with an error; `_sent` knows repeats: these are *settled*."""
+        """Send a settlement, which `_sent` notes before. Raises `Refused` if the service refuses its content.
+
+        The service answers a repeat as if the task were gone: one that was noted before is *settled*.
+        """
         content = (settlement.id, call)
         is_repeat = self._sent.note(settlement.token, content)
         try:

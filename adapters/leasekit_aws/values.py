@@ -14,7 +14,7 @@ _SHORT = 1000
 
 
 def payload(text: object) -> Any:
-    """Return a task's input: its JSON, else a string, None without input. Raises `ProtocolError` if it is neither."""
+    """Return a task's input, decoded if it is JSON, else as it is. Raises `ProtocolError`: too long, or no text."""
     if text is None:
         return None
     if not isinstance(text, str) or len(text) > _LONGEST_INPUT:

@@ -8,7 +8,8 @@ between. A worker may die between the settlement and the acknowledgement of the 
 once more, and acknowledged without running.
 
 A run that has sent a retry or its replacement releases the lease, so that the task can go on, and leaves its own number
-in the checkpoint: another copy of a message with that number, or a lower one, is acknowledged without running.
+in the checkpoint: another copy of a message with that number, or a lower one, is acknowledged without running. A retry
+gets the lease once Celery has stored the state RETRY.
 
 A pool process of a prefork worker runs one task at a time. So the watchdog may end it when its lease is lost, and the
 main process reports the end of a run that cannot report it itself (`children.py`).
@@ -133,7 +134,7 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
             self._store_started(request)
             result = body(*args, **kwargs)
         except BaseException as error:
-            if held.lost or not (children.is_for_main(error) or is_end(self, error)):
+            if held.lost or not self._keeps_lease(request, error):
                 self._give_lease_up(request, error)
             raise
         finally:
@@ -141,6 +142,17 @@ class LeasedTask(Task):  # type: ignore[misc]  # celery has no types
         if held.lost and not hasattr(request, HAS_SUCCESSOR):
             self._check_not_taken(held, request)
         return result
+
+    def _keeps_lease(self, request: Any, error: BaseException) -> bool:
+        """Return whether the run keeps its lease until Celery has dealt with `error`.
+
+        A retry that was sent waits for the lease until Celery has stored the state RETRY of this run: that would
+        replace the state of a retry that has ended by then.
+        """
+        if isinstance(error, Retry) and hasattr(request, HAS_SUCCESSOR):
+            self.note_end(request)
+            return True
+        return children.is_for_main(error) or is_end(self, error)
 
     def _give_lease_up(self, request: Any, error: BaseException) -> None:
         """Leave the lease before Celery deals with `error`. Raises `LeaseLost` if the message must come again."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from leasekit.errors import ProtocolError
+from leasekit.periodic import PeriodicInfo
 from leasekit.task import (
     Claimed,
     GateInfo,
@@ -24,6 +25,7 @@ from leasekit.task import (
     VerdictWord,
     WorkerInfo,
 )
+from leasekit.tokens import TokenInfo
 from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
 
 T = TypeVar("T")
@@ -51,7 +53,7 @@ def claimed(raw: bytes, *, kinds: Sequence[str], limit: int) -> Claimed:
             raise ProtocolError(f"task {task.id!r} was granted without a valid id, token or ttl")
     if not 0 <= answer.waited < math.inf:
         raise ProtocolError(f"the claim's waited is not a valid number of seconds: {answer.waited}")
-    return Claimed(tasks=answer.tasks, waited=answer.waited)
+    return Claimed(tasks=answer.tasks, waited=answer.waited, refused=answer.refused)
 
 
 def scheduled(raw: bytes, *, count: int) -> list[Scheduled]:
@@ -116,10 +118,23 @@ class KindsPage(msgspec.Struct):
     cursor: str | None = None
 
 
+class PeriodicsPage(msgspec.Struct):
+    """A page of the list of periodic tasks."""
+
+    periodic: list[PeriodicInfo]
+    cursor: str | None = None
+
+
 class Gates(msgspec.Struct):
     """The list of closed gates."""
 
     gates: list[GateInfo]
+
+
+class Tokens(msgspec.Struct):
+    """The list of access tokens."""
+
+    tokens: list[TokenInfo]
 
 
 class Nodes(msgspec.Struct):
@@ -136,7 +151,9 @@ class StatsPage(Stats, frozen=True, kw_only=True):
 
 STATS = msgspec.json.Decoder(StatsPage)
 GATES = msgspec.json.Decoder(Gates)
+TOKENS = msgspec.json.Decoder(Tokens)
 KINDS = msgspec.json.Decoder(KindsPage)
+PERIODICS = msgspec.json.Decoder(PeriodicsPage)
 NODES = msgspec.json.Decoder(Nodes)
 WORKERS = msgspec.json.Decoder(WorkersPage)
 _CLAIM = msgspec.json.Decoder(ClaimAnswer)
@@ -149,6 +166,7 @@ _ANY_VERDICT = msgspec.json.Decoder(_AnyVerdict)
 
 
 def _verdict_or_failed(raw: msgspec.Raw) -> Verdict:
+    """Return a verdict; *failed* in place of an invalid one, so that the others of its batch still count."""
     try:
         return decode(raw, _VERDICT)
     except ProtocolError:

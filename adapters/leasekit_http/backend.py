@@ -7,51 +7,59 @@ heartbeats are repeated by the cycle, other requests by the client.
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from leasekit.backend import Capabilities
+from leasekit.backend import Capabilities, dead_ones, unknown_task
 from leasekit.config import check_number
 from leasekit.errors import ConfigError, ProtocolError, Refused
+from leasekit.periodic import PeriodicInfo, PeriodicTask
 from leasekit.task import (
     Beat,
     ChainCancelled,
     Claimed,
+    Ended,
     GateInfo,
     KindInfo,
     KindSettings,
+    Matched,
     NewTask,
     NodeInfo,
     Page,
     Purged,
     Redriven,
+    Rescheduled,
     Scheduled,
     Settlement,
     Stats,
     TaskInfo,
+    Ticket,
     Vacuumed,
     Verdict,
     VerdictWord,
     WorkerInfo,
 )
+from leasekit.tokens import AuditPage, TokenInfo
 from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT, given
 from leasekit_http import answers
 from leasekit_http.addresses import addresses, socket_address
-from leasekit_http.headers import checked_headers, headers_of_environment
+from leasekit_http.headers import checked_headers, has_token, headers_of_environment, token_of_environment, with_token
 from leasekit_http.transport import MAX_ANSWER, NotThere, Transport
 from leasekit_http.way import Way, is_loopback
 
 logger = logging.getLogger("leasekit")
 
 T = TypeVar("T")
-P = TypeVar("P", answers.StatsPage, answers.WorkersPage, answers.KindsPage)
+P = TypeVar("P", answers.StatsPage, answers.WorkersPage, answers.KindsPage, answers.PeriodicsPage)
 Item = TypeVar("Item", NewTask, Beat, Settlement, str)
 
 _MOST_PAGES = 1000  # of a listing: a million kinds or workers
 _encode = msgspec.json.Encoder().encode
+_ENDED = msgspec.json.Decoder(Ended)
 _TASK = msgspec.json.Decoder(TaskInfo)
 _PAGE = msgspec.json.Decoder(Page)
 _PURGED = msgspec.json.Decoder(Purged)
@@ -59,6 +67,12 @@ _VACUUMED = msgspec.json.Decoder(Vacuumed)
 _CHAIN = msgspec.json.Decoder(ChainCancelled)
 _GATE = msgspec.json.Decoder(GateInfo)
 _KIND = msgspec.json.Decoder(KindInfo)
+_PERIODIC = msgspec.json.Decoder(PeriodicInfo)
+_SCHEDULED = msgspec.json.Decoder(Scheduled)
+_RESCHEDULED = msgspec.json.Decoder(Rescheduled)
+_MATCHED = msgspec.json.Decoder(Matched)
+_TOKEN = msgspec.json.Decoder(TokenInfo)
+_AUDIT = msgspec.json.Decoder(AuditPage)
 _ANY = msgspec.json.Decoder()
 
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # and others, whose names nobody knows
@@ -75,23 +89,34 @@ def connect(
     headers: Mapping[str, str] | None = None,
     ca: str | os.PathLike[str] | None = None,
     proxy: str | None = None,
+    token: str | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    plain_http: bool = False,
 ) -> "HttpBackend":
     """Return the backend for the service at this URL; a path is kept as a prefix. Nothing is opened yet.
 
     `http://a:8077,b:8077/prefix` names two addresses of the same service: while one does not answer, requests go to the
-    other. `http+unix:///run/tasks.sock` names a socket of this machine. Without `headers`, those in `LEASEKIT_HEADERS`
-    are sent to the service of `LEASEKIT_URL`. Raises `ConfigError` if the URL or an option is wrong; the message has
-    neither the URL nor a header nor the proxy, which may hold a password.
+    other. `http+unix:///run/tasks.sock` names a socket of this machine. Without `headers` and `token`, those in
+    `LEASEKIT_HEADERS` and `LEASEKIT_TOKEN` are sent to the service of `LEASEKIT_URL`. A token is not sent over plain
+    `http://` to another machine, unless `plain_http`. Raises `ConfigError` if the URL or an option is wrong; the
+    message has neither the URL nor a header, the token or the proxy, which may hold a password.
     """
     if url.startswith("http+unix://"):
-        if ca is not None or proxy is not None:
-            raise ConfigError("http+unix:// is a socket of this machine, without ca= and proxy=: leave them out")
+        if not (ca is proxy is token is cert is None):
+            what = "ca=, proxy=, token= and cert="
+            raise ConfigError(f"http+unix:// is a socket of this machine, without {what}: leave them out")
         return HttpBackend(socket_address(url), worker=worker, headers=checked_headers(headers or {}))
     headers = headers_of_environment(url) if headers is None else checked_headers(headers)
+    headers = with_token(headers, token_of_environment(url) if token is None else token)
     urls = addresses(url)
     if not _CREDENTIALS.isdisjoint(headers) and (open_to := next(filter(_is_in_the_clear, urls), None)):
+        if has_token(headers) and not plain_http:
+            raise ConfigError(
+                f"the access token for {open_to} would travel in the clear: use https://, or say plain_http=True "
+                "(--plain-http) if the way there is safe"
+            )
         logger.warning("credentials for %s travel in the clear: use https://", open_to)
-    backend = HttpBackend(*urls, worker=worker, headers=headers, way=Way(ca=ca, proxy=proxy))
+    backend = HttpBackend(*urls, worker=worker, headers=headers, way=Way(ca=ca, proxy=proxy, cert=cert))
     backend.url = url  # with all addresses
     return backend
 
@@ -107,7 +132,16 @@ class HttpBackend:
     first. A heartbeat is tried once: after a failure the next heartbeat goes to the next address.
     """
 
-    capabilities = Capabilities(max_batch=MAX_BATCH, max_claim=MAX_BATCH, dependencies=True, keys=True)
+    capabilities = Capabilities(
+        max_batch=MAX_BATCH,
+        max_claim=MAX_BATCH,
+        dependencies=True,
+        keys=True,
+        debounce=True,
+        start_deadlines=True,
+        tags=True,
+        labels=True,
+    )
 
     def __init__(
         self,
@@ -122,12 +156,30 @@ class HttpBackend:
         self._worker = worker
         check_number("timeout", timeout)
         self._timeout = timeout
+        self._window: dict[str, Any] = {}  # what claims and heartbeats say of it
         self._transport = Transport(base_url, *others, headers=headers or {}, way=way or Way())
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        wait = min(wait, MAX_WAIT)
-        most = limit or MAX_BATCH  # limit 0 ends a claim: its answer has the tasks that the claim was granted before
-        body = {"worker": self._worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
+    async def claim(
+        self,
+        kinds: Sequence[str],
+        *,
+        limit: int,
+        wait: float,
+        claim_id: str,
+        labels: Mapping[str, str] | None = None,
+    ) -> Claimed:
+        wanted = {"kinds": kinds, "limit": limit, "wait": min(wait, MAX_WAIT), "claim_id": claim_id}
+        return await self._claim({**wanted, "labels": labels} if labels else wanted)
+
+    async def claim_tickets(
+        self, kinds: Sequence[str], tickets: Sequence[Ticket], *, limit: int, claim_id: str
+    ) -> Claimed:
+        return await self._claim({"kinds": kinds, "tickets": tickets, "limit": limit, "wait": 0, "claim_id": claim_id})
+
+    async def _claim(self, wanted: Mapping[str, Any]) -> Claimed:
+        kinds, wait = wanted["kinds"], wanted["wait"]
+        most = wanted["limit"] or MAX_BATCH  # limit 0 ends a claim: its answer has the tasks that it was granted before
+        body = {"worker": self._worker, **wanted, **self._window}
         return await self._transport.post(
             "/v1/claims",
             _encode(body),
@@ -170,13 +222,24 @@ class HttpBackend:
         except NotThere:
             return None
 
+    async def ended(self, task_ids: Sequence[str], *, wait: float) -> Ended:
+        wait = min(wait, MAX_WAIT)
+        body, read = _encode({"ids": task_ids, "wait": wait}), partial(answers.decode, decoder=_ENDED)
+        return await self._transport.wait("/v1/tasks/ended", body, read, timeout=wait + self._timeout, owed_after=wait)
+
     async def stats(self) -> Stats:
         pages = await self._pages("/v1/stats", answers.STATS)
         kinds = {kind: counts for page in pages for kind, counts in page.kinds.items()}
-        return Stats(kinds=kinds, damaged={kind: count for page in pages for kind, count in page.damaged.items()})
+        damaged = {kind: count for page in pages for kind, count in page.damaged.items()}
+        unmet = {kind: labels for page in pages for kind, labels in page.unmet.items()}
+        return Stats(kinds=kinds, damaged=damaged, unmet=unmet)
 
     async def workers(self) -> list[WorkerInfo]:
         return [worker for page in await self._pages("/v1/workers", answers.WORKERS) for worker in page.workers]
+
+    async def tell_window(self, size: int, waiting: int) -> None:
+        """Have the next claims and heartbeats tell the server: see `WindowListener`."""
+        self._window = {"window": {"size": size, "waiting": waiting}}
 
     async def nodes(self) -> list[NodeInfo]:
         return (await self._get("/v1/nodes", answers.NODES)).nodes
@@ -198,6 +261,60 @@ class HttpBackend:
 
     async def _change_kind(self, method: str, kind: str, body: bytes | None, decoder: msgspec.json.Decoder[T]) -> T:
         return await self._change(method, f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}", body, decoder)
+
+    async def list_periodic(self) -> list[PeriodicInfo]:
+        return [info for page in await self._pages("/v1/periodic", answers.PERIODICS) for info in page.periodic]
+
+    async def get_periodic(self, name: str) -> PeriodicInfo | None:
+        try:
+            return await self._get(f"/v1/periodic/{_segment(name)}", _PERIODIC)
+        except NotThere:
+            return None
+
+    async def set_periodic(self, name: str, task: PeriodicTask, *, is_declared: bool = False) -> PeriodicInfo:
+        path = self._path_of_periodic(name) + "&is_declared=true" * is_declared
+        return await self._change("PUT", path, _encoded(given(task)), _PERIODIC)
+
+    async def pause_periodic(self, name: str, *, is_paused: bool = True) -> PeriodicInfo:
+        body = _encoded({"is_paused": is_paused})
+        return await self._change("POST", self._path_of_periodic(name, "/pause"), body, _PERIODIC)
+
+    async def trigger_periodic(self, name: str, *, at: datetime) -> Scheduled:
+        return await self._change("POST", self._path_of_periodic(name, "/trigger"), _encoded({"at": at}), _SCHEDULED)
+
+    async def delete_periodic(self, name: str) -> None:
+        await self._change("DELETE", self._path_of_periodic(name), None, _ANY)
+
+    def _path_of_periodic(self, name: str, what: str = "") -> str:
+        return f"/v1/periodic/{_segment(name)}{what}?worker={_quoted(self._worker)}"
+
+    async def tokens(self) -> list[TokenInfo]:
+        return (await self._get("/v1/tokens", answers.TOKENS)).tokens
+
+    async def token(self, token: str) -> TokenInfo | None:
+        try:
+            return await self._get(f"/v1/tokens/{_segment(token)}", _TOKEN)
+        except NotThere:
+            return None
+
+    async def create_token(self, *, token_id: str, **wanted: Any) -> TokenInfo:
+        body = {name: value for name, value in wanted.items() if value is not None}
+        path = f"/v1/tokens?worker={_quoted(self._worker)}"
+        return await self._change("POST", path, _encoded({"id": token_id, **body}), _TOKEN)
+
+    async def revoke_token(self, token: str) -> TokenInfo:
+        return await self._change("DELETE", self._path_of_token(token), None, _TOKEN)
+
+    async def rotate_token(self, token: str, *, digest: str, overlap: float = 0.0) -> TokenInfo:
+        body = _encoded({"digest": digest, "overlap": overlap})
+        return await self._change("POST", self._path_of_token(token, "/rotate"), body, _TOKEN)
+
+    def _path_of_token(self, token: str, what: str = "") -> str:
+        return f"/v1/tokens/{_segment(token)}{what}?worker={_quoted(self._worker)}"
+
+    async def audit(self, *, cursor: str | None = None, limit: int = 100) -> AuditPage:
+        page = "" if cursor is None else f"&cursor={_quoted(cursor)}"
+        return await self._get(f"/v1/audit?limit={limit}{page}", _AUDIT)
 
     async def gates(self) -> list[GateInfo]:
         return (await self._get("/v1/gates", answers.GATES)).gates
@@ -223,8 +340,25 @@ class HttpBackend:
         read = partial(answers.decode, decoder=decoder)
         return await self._transport.send(method, path, body, read, timeout=self._timeout)
 
-    async def purge(self, **options: Any) -> Purged:
-        return await self._operate("/v1/tasks/purge", options, _PURGED)
+    async def reschedule(self, task_id: str, **wanted: Any) -> Rescheduled:
+        path = f"/v1/tasks/{_segment(task_id)}?worker={_quoted(self._worker)}"
+        body = {name: value for name, value in wanted.items() if value is not None}
+        try:
+            return await self._change("PATCH", path, _encoded(body), _RESCHEDULED)
+        except NotThere:
+            raise Refused(unknown_task(task_id)) from None
+
+    async def cancel_matching(self, **wanted: Any) -> Matched:
+        return await self._operate("/v1/tasks/cancel-matching", wanted, _MATCHED)
+
+    async def reschedule_matching(self, **wanted: Any) -> Matched:
+        return await self._operate(f"/v1/tasks/reschedule-matching?worker={_quoted(self._worker)}", wanted, _MATCHED)
+
+    async def purge(self, task_ids: Sequence[str] = (), **options: Any) -> Purged:
+        return await self._operate("/v1/tasks/purge", {"ids": task_ids, **options}, _PURGED)
+
+    async def list_dead(self, *, cursor: str | None = None, limit: int = 100, **wanted: Any) -> Page:
+        return await self.list_tasks(cursor=cursor, limit=limit, **dead_ones(wanted))
 
     async def vacuum(self) -> Vacuumed:
         return await self._operate("/v1/vacuum", {}, _VACUUMED)
@@ -254,13 +388,13 @@ class HttpBackend:
         def read(raw: bytes, part: slice) -> list[Verdict]:
             return answers.verdicts(raw, ids=ids[part], words=words)
 
-        head = {} if field == "ids" else {"worker": self._worker}
+        head = {} if field == "ids" else {"worker": self._worker, **(self._window if field == "beats" else {})}
         return await self._post_items(path, head, field, items, read)
 
     async def _post_items(
         self,
         path: str,
-        head: dict[str, str],
+        head: dict[str, Any],
         field: str,
         items: Sequence[Item],
         read: Callable[[bytes, slice], list[T]],
@@ -289,10 +423,11 @@ class HttpBackend:
         except Refused as refused:
             raise _moved(refused, by=first) from None
 
-    async def list_tasks(self, *, newest: bool = False, limit: int = 100, **filters: str | None) -> Page:
+    async def list_tasks(self, *, newest: bool = False, limit: int = 100, **filters: Any) -> Page:
         if newest:
             filters["newest"] = "true"
-        query = "&".join(f"{name}={_quoted(value)}" for name, value in filters.items() if value is not None)
+        given = [("tag", tag) for tag in filters.pop("tags", None) or ()] + list(filters.items())
+        query = "&".join(f"{name}={_quoted(_text(value))}" for name, value in given if value is not None)
         return await self._get(f"/v1/tasks?limit={limit}&{query}".rstrip("&"), _PAGE)
 
 
@@ -320,8 +455,12 @@ def _moved(refused: Refused, *, by: int) -> Refused:
 def _segment(name: str) -> str:
     """Return an id or a kind as one segment of a path. Dots are quoted too: `..` would be resolved before sending."""
     if not name or "/" in name:  # a server, or a proxy before it, takes %2F for a slash
-        raise Refused(f"{name!r} cannot be the name of anything: it must not be empty, and have no slash")
+        raise Refused(f"{name!r} cannot be the name of anything: give a name that is not empty and has no slash")
     return _quoted(name).replace(".", "%2E")
+
+
+def _text(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 def _quoted(name: str) -> str:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from leasekit.errors import ConfigError
+from leasekit.tokens import is_secret
 from leasekit.wire import REQUEST_HEADER
 
-__all__ = ["checked_headers", "headers_of_environment"]
+__all__ = ["checked_headers", "has_token", "headers_of_environment", "token_of_environment", "with_token"]
 
 _VARIABLE = "LEASEKIT_HEADERS"
+_TOKEN = "LEASEKIT_TOKEN"  # noqa: S105 - the name of a variable
+_BEARER = "Bearer "
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _VALUE = re.compile(r"[\t -~]*")  # others may be read as something else on the way
@@ -50,3 +53,27 @@ def headers_of_environment(url: str) -> dict[str, str]:
             raise ConfigError(f"{_VARIABLE} must have lines of the form 'Name: value'")
         headers[name.strip()] = value.strip()
     return checked_headers(headers)
+
+
+def token_of_environment(url: str) -> str | None:
+    """Return the access token in the environment for this URL; None if the environment names another service."""
+    return None if url != os.environ.get("LEASEKIT_URL") else os.environ.get(_TOKEN, "").strip() or None
+
+
+def with_token(headers: dict[str, str], token: Any) -> dict[str, str]:
+    """Return these headers with that of an access token. Raises `ConfigError` for a text that cannot be one."""
+    if token is None:
+        return headers
+    if not (isinstance(token, str) and is_secret(token.strip())):
+        raise ConfigError(
+            "the access token must be lk_ and 49 characters, as `leasekit token create` has printed it: it was cut, "
+            "or is another text"
+        )
+    if "authorization" in headers:
+        raise ConfigError("token= and the header Authorization say both who calls: give one of them")
+    return {**headers, "authorization": _BEARER + token.strip()}
+
+
+def has_token(headers: Mapping[str, str]) -> bool:
+    """Return whether these headers have an access token."""
+    return is_secret(headers.get("authorization", "").removeprefix(_BEARER))

@@ -27,7 +27,7 @@ import anyio
 import httpx
 import msgspec
 
-from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable, Untrusted
+from leasekit.errors import AccessDenied, BackendError, ProtocolError, Refused, Throttled, Unavailable, Untrusted
 from leasekit.wire import REQUEST_HEADER, STORE_HEADER, Problem
 from leasekit_http.way import Way, untrusted
 
@@ -47,6 +47,7 @@ _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20, keepa
 # Calls of users at a time; the others wait, in their order. The pool of httpcore compares all connections with each
 # other at each request: thousands would take the event loop, and with it the heartbeats, for many seconds.
 _TOGETHER = 50
+_WAITING = 50  # requests that wait for ends of tasks at a time; others poll
 _HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
 _JSON = {"content-type": "application/json"}
 
@@ -67,6 +68,7 @@ class Transport:
         self._client: httpx.AsyncClient | None = None if self._socket else self._new_client()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room = asyncio.Semaphore(_TOGETHER)
+        self._waiting = 0
         self._tries: Iterator[str] = iter(())
         self._stores = _Stores()
 
@@ -106,6 +108,21 @@ class Transport:
         self._client_of_loop()
         async with self._room:
             return await self._first_answer(functools.partial(self._request, "GET", path, read, timeout=timeout))
+
+    async def wait(self, path: str, body: bytes, read: Callable[[bytes], T], *, timeout: float, owed_after: float) -> T:
+        """Send a POST whose answer may come late. Raises `Throttled` if too many such requests are under way.
+
+        Calls of users do not wait for these requests.
+        """
+        self._client_of_loop()
+        if self._waiting >= _WAITING:
+            raise Throttled(f"{_WAITING} requests of this process wait for ends of tasks already", retry_after=1.0)
+        self._waiting += 1
+        try:
+            ask = functools.partial(self._request, "POST", path, read, body=body, timeout=timeout)
+            return await self._first_answer(ask, owed_after=owed_after)
+        finally:
+            self._waiting -= 1
 
     async def aclose(self) -> None:
         """Close the connections; a later request opens new ones."""
@@ -194,6 +211,7 @@ class Transport:
                 self._client = None
             self._loop = loop
             self._room = asyncio.Semaphore(_TOGETHER)
+            self._waiting = 0
             # New names for a forked child too, or its requests would have those of its parent.
             prefix = secrets.token_hex(8)
             self._tries = (f"{prefix}-{number}" for number in itertools.count())
@@ -254,6 +272,8 @@ async def _read_body(response: httpx.Response, at_most: int) -> bytes:
     return bytes(raw)
 
 
+_NO_SUCH_NAME = ("urn:leasekit:problem:no-such-periodic", "urn:leasekit:problem:no-such-token")
+_DENIED = ("urn:leasekit:problem:unauthenticated", "urn:leasekit:problem:forbidden")
 _NOT_THERE = ("urn:leasekit:problem:no-such-task", "urn:leasekit:problem:no-such-kind")
 
 
@@ -264,9 +284,13 @@ def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> B
     if status == 429:
         return Throttled(says, retry_after=_retry_after(response.headers.get("retry-after")))
     if problem is not None:
+        if problem.type in _DENIED:
+            where = " (token=…, LEASEKIT_TOKEN, or --token-file)" if status == 401 else ""
+            return AccessDenied(f"{says}{where}")
         if problem.type == "urn:leasekit:problem:refused":
             return Refused(problem.detail, errors=msgspec.to_builtins(problem.errors or ()))
-        if problem.type in _NOT_THERE and request is None:
+        names_one = request is None or response.request.method == "PATCH"
+        if (problem.type in _NOT_THERE and names_one) or problem.type in _NO_SUCH_NAME:
             return NotThere(says)
         if problem.type == "urn:leasekit:problem:malformed" and request is not None and not _is_json(request):
             return Refused(says)
@@ -289,7 +313,7 @@ def _description(response: httpx.Response, raw: bytes | None = None) -> str:
 
 _LONGEST = 120
 _MISSING = {
-    401: " (give what it asks for as headers=…, or in LEASEKIT_HEADERS)",
+    401: " (give what it asks for as token=…, headers=…, or in LEASEKIT_TOKEN, LEASEKIT_HEADERS)",
     407: " (give user and password in proxy=…)",
 }
 # Anything that looks like a token: long, and with a digit in it. An answer may repeat the request's own tokens.

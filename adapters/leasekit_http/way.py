@@ -18,6 +18,7 @@ from leasekit.errors import ConfigError, MissingDependency, Untrusted
 
 __all__ = ["Way", "is_loopback", "untrusted"]
 
+_NO_PASSWORD = ""  # else OpenSSL asks for one on the terminal
 _WRONG_HOST = {62, 64}  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _WRONG_TIME = {9, 10}  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
 
@@ -27,13 +28,19 @@ class Way(NamedTuple):
 
     ca: str | os.PathLike[str] | None = None
     proxy: str | None = None
+    cert: str | os.PathLike[str] | None = None
+    """A PEM file with the certificate of this client, and its key."""
 
     def client(self, base_urls: Sequence[str], *, socket: str | None, limits: httpx.Limits) -> httpx.AsyncClient:
         """Return a client for these addresses, or for a socket. Raises `ConfigError`, `MissingDependency`."""
         local = [url for url in base_urls if is_loopback(url)]
         # Loading the root certificates takes 20 ms. Without any, TLS would not trust any server.
         secure = [url for url in (*base_urls, self.proxy or "") if url.startswith("https:")]
-        tls = self._tls() if secure or self.ca is not None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        tls = (
+            self._tls()
+            if secure or self.ca is not None or self.cert is not None
+            else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        )
         to_socket = socket and httpx.AsyncHTTPTransport(uds=socket, limits=limits, verify=tls, trust_env=False)
         try:
             return httpx.AsyncClient(
@@ -54,6 +61,19 @@ class Way(NamedTuple):
             raise ConfigError(f"{which} must be http://host:port, https://host:port or socks5://host:port") from None
 
     def _tls(self) -> ssl.SSLContext:
+        tls = self._trusting()
+        tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.cert is not None:
+            try:
+                tls.load_cert_chain(self.cert, password=_NO_PASSWORD)
+            except (OSError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"cert={self.cert!s} has no certificate with its key that can be read ({error}): name a PEM file "
+                    "that has both, without a password"
+                ) from None
+        return tls
+
+    def _trusting(self) -> ssl.SSLContext:
         source, path = "ca", self.ca
         try:
             if path is not None:
@@ -71,7 +91,7 @@ class Way(NamedTuple):
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether the host of a URL is this machine, by its name or address alone."""
+    """Return whether the host of a URL is `localhost` or a loopback address. Nothing is looked up."""
     host = urlsplit(url).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback

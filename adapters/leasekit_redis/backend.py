@@ -9,15 +9,16 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import date
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 from msgspec import msgpack
 from msgspec.structs import replace
 
-from leasekit.backend import Capabilities, cancel_all, check_limit, checked
+from leasekit.backend import Capabilities, cancel_all, check_limit, checked, dead_ones
 from leasekit.errors import BackendError, Refused
 from leasekit.task import (
     Beat,
+    ChainCancelled,
     Claimed,
     NewTask,
     Page,
@@ -28,6 +29,7 @@ from leasekit.task import (
     Stats,
     Status,
     TaskInfo,
+    TaskSelection,
     Vacuumed,
     Verdict,
     WorkerInfo,
@@ -36,6 +38,7 @@ from leasekit.wire import (
     MAX_BATCH,
     BeatsRequest,
     CancelRequest,
+    ChainRequest,
     ClaimRequest,
     PurgeRequest,
     RedriveRequest,
@@ -44,8 +47,9 @@ from leasekit.wire import (
 )
 from leasekit_redis import decoding
 from leasekit_redis.address import Address, parse
+from leasekit_redis.chains import Chains, Member
 from leasekit_redis.claiming import Claims
-from leasekit_redis.client import Link, by_kind
+from leasekit_redis.client import MOST, Link, by_kind
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.errors import bearing
@@ -60,9 +64,11 @@ from leasekit_redis.renewing import Renewing
 from leasekit_redis.scripts import CANCEL, DROP
 from leasekit_redis.waiting import Wakes
 
+_LACKS = ("key", "tags", "requires", "debounce", "dedupe_scope", "start_deadline")  # of the options of tasks
 _CANCELLED = msgpack.Decoder(Cancelled)
 
 P = ParamSpec("P")
+S = TypeVar("S", bound=TaskSelection)
 
 
 def connect(url: str, *, worker: str) -> "RedisBackend":
@@ -88,9 +94,10 @@ class RedisBackend:
         self._wakes = Wakes(link, link.keys.channel(name), link.keys.cancels(worker), self._pass_on)
         self._register = register = IdIndex(link)
         self._dependencies = dependencies = Dependencies(link, register)
-        self._intake = Intake(link, register, dependencies)
+        self._chains = chains = Chains(link, register)
+        self._intake = Intake(link, register, dependencies, chains)
         self._claims = Claims(link, clocks, self._wakes, give_back=self._give_back)
-        self._maintenance = Maintenance(link, clocks, register, self._intake, dependencies, name=name)
+        self._maintenance = Maintenance(link, clocks, register, self._intake, dependencies, chains, name=name)
         self._renewing = Renewing(
             link,
             clocks,
@@ -100,8 +107,8 @@ class RedisBackend:
             dependencies=dependencies,
             chance=chance or random.SystemRandom(),
         )
-        self._reading = Reading(link, register)
-        self._purging = Purging(link, register, dependencies, self._maintenance)
+        self._reading = Reading(link, register, chains)
+        self._purging = Purging(link, register, dependencies, self._maintenance, self._reading)
         self._redriving = Redriving(link, register, self._reading, worker=worker)
         self._maintaining: asyncio.Task[None] | None = None
         self._errands: set[asyncio.Task[None]] = set()
@@ -117,7 +124,7 @@ class RedisBackend:
 
     async def claim_name(self, task: NewTask, *, claim_id: str) -> Claimed:
         if self._link.is_one_server:
-            (item,) = checked(ScheduleRequest, {"tasks": [task]}, dependencies=True, keys=False).tasks
+            (item,) = checked(ScheduleRequest, {"tasks": [task]}, lacks=_LACKS).tasks
             asked = ClaimRequest(worker=self._worker, kinds=[task.kind], limit=1, wait=0, claim_id=claim_id)
             self._ensure_maintenance()
             claimed = await self._claims.claim_name(asked, new_record(item, task.kind), soon=round(1000 * INTERVAL))
@@ -137,9 +144,7 @@ class RedisBackend:
     async def settle(self, settlements: Sequence[Settlement]) -> list[Verdict]:
         if not settlements:
             return []
-        items = checked(
-            ResultsRequest, {"worker": self._worker, "results": settlements}, dependencies=True, keys=False
-        ).results
+        items = checked(ResultsRequest, {"worker": self._worker, "results": settlements}, lacks=_LACKS).results
         with bearing():
             return await self._renewing.settle(items)
 
@@ -150,7 +155,7 @@ class RedisBackend:
         """
         if not tasks:
             return []
-        items = checked(ScheduleRequest, {"tasks": tasks}, dependencies=True, keys=False).tasks
+        items = checked(ScheduleRequest, {"tasks": tasks}, lacks=_LACKS).tasks
         self._ensure_maintenance()
         return await self._intake.schedule(items)
 
@@ -162,27 +167,58 @@ class RedisBackend:
         verdicts = [Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in ids]
         for kind, positions in by_kind(kinds):
             some = [ids[at] for at in positions]
-            raw = await self._link.run_for(
-                kind, CANCEL, {"ids": some, "channels": self._link.keys.cancels(""), **self._clocks.known(kind)}
-            )
-            answer: Cancelled = decode(raw, _CANCELLED)
+            answer = await self._cancel_of_kind(kind, some)
             for at, verdict in zip(positions, decoding.cancelled(some, answer.words), strict=True):
                 verdicts[at] = verdict
-            with contextlib.suppress(BackendError):  # maintenance repeats what fails here
-                await self._dependencies.release(kind, answer.ending)
+            await self._release(kind, answer.ending)
         return verdicts
+
+    async def cancel_chain(self, task_id: str, *, cursor: str | None = None) -> ChainCancelled:
+        asked = checked(ChainRequest, {"id": task_id} if cursor is None else {"id": task_id, "cursor": cursor})
+        root = (await self._chains.roots([asked.id]))[asked.id]
+        after = None if asked.cursor is None else int(asked.cursor)
+        members = await self._chains.members(root, after=after, newest=False, limit=MOST)
+        if after is None and members:
+            await self._chains.mark(root)
+            members = await self._chains.members(root, after=None, newest=False, limit=MOST)  # none is missed now
+        verdicts = [verdict for part in await self._cancel_members(root, members) for verdict in part]
+        is_last = len(members) < MOST
+        return ChainCancelled(root=root, tasks=verdicts, cursor=None if is_last else str(members[-1].place))
+
+    async def _cancel_members(self, root: str, members: Sequence[Member]) -> list[list[Verdict]]:
+        """Cancel these tasks of a chain; return the verdicts on those that had not ended."""
+        answers: list[list[Verdict]] = []
+        ending: list[tuple[str, list[str]]] = []
+        for kind, positions in by_kind([member.kind for member in members]):
+            ids = [members[at].id for at in positions]
+            answer = await self._cancel_of_kind(kind, ids, chain=root)
+            verdicts = decoding.cancelled(ids, answer.words)
+            answers.append([verdict for verdict in verdicts if verdict.verdict != "gone"])
+            ending.append((kind, answer.ending))
+        for kind, ended in ending:  # last: what waits for them is cancelled too, and not dropped
+            await self._release(kind, ended)
+        return answers
+
+    async def _cancel_of_kind(self, kind: str, ids: Sequence[str], **options: str) -> Cancelled:
+        argument = {"ids": ids, "channels": self._link.keys.cancels(""), **options, **self._clocks.known(kind)}
+        answer: Cancelled = decode(await self._link.run_for(kind, CANCEL, argument), _CANCELLED)
+        return answer
+
+    async def _release(self, kind: str, ended: Sequence[str]) -> None:
+        with contextlib.suppress(BackendError):  # maintenance repeats what fails here
+            await self._dependencies.release(kind, ended)
 
     async def cancels(self, *, wait: float) -> list[str]:
         return await self._wakes.cancels(wait)
 
     async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
         """Begin a new life of dead tasks, one script for each kind. A dry run only reads."""
-        request = checked(RedriveRequest, {"ids": list(task_ids), **options})
+        request = _selection(checked(RedriveRequest, {"ids": list(task_ids), **options}, lacks=_LACKS))
         self._ensure_maintenance()  # asks again for what dropped tasks wait for
         return await self._redriving.redrive(request)
 
-    async def purge(self, **options: Any) -> Purged:
-        return await self._purging.purge(checked(PurgeRequest, options))
+    async def purge(self, task_ids: Sequence[str] = (), **options: Any) -> Purged:
+        return await self._purging.purge(_selection(checked(PurgeRequest, {"ids": task_ids, **options}, lacks=_LACKS)))
 
     async def vacuum(self) -> Vacuumed:
         """Raise `Refused`: there is no file."""
@@ -266,8 +302,24 @@ class RedisBackend:
         newest: bool = False,
         cursor: str | None = None,
         limit: int = 100,
+        root: str | None = None,
         **filters: str | None,
     ) -> Page:
         check_limit("limit", limit)
         wanted = {name: str(value) for name, value in filters.items() if value is not None}
+        if root is not None:
+            return await self._reading.chain(root, wanted, kind=kind, newest=newest, cursor=cursor, limit=limit)
         return await self._reading.page(wanted, kind=kind, newest=newest, cursor=cursor, limit=limit)
+
+    async def list_dead(self, *, cursor: str | None = None, limit: int = 100, **wanted: Any) -> Page:
+        check_limit("limit", limit)
+        selection = _selection(checked(TaskSelection, dead_ones(wanted), lacks=_LACKS))
+        filters = {name: str(value) for name in ("status", "collection") if (value := getattr(selection, name))}
+        return await self._reading.page(filters, kind=selection.kind, cursor=cursor, limit=limit, selection=selection)
+
+
+def _selection(wanted: S) -> S:
+    """Return the selection. Raises `Refused` if it has a key, because Redis keeps no keys of tasks."""
+    if wanted.key is not None:
+        raise Refused("Redis keeps no keys of tasks, and cannot select by one: use `collection`, or other filters")
+    return wanted

@@ -48,7 +48,10 @@ class _Found(NamedTuple):
 
 
 class _Sweep:
-    """A pass of a claim over several kinds: the tasks granted so far, and the kinds and shards that failed."""
+    """A pass of a claim over several kinds: the tasks granted so far, and the kinds and shards that failed.
+
+    `recall`: grant nothing new, but return the tasks that an earlier, unanswered pass of this claim was granted.
+    """
 
     def __init__(self, asked: ClaimRequest, began_at: float, deadline: float, *, recall: bool = False) -> None:
         self.asked = asked
@@ -193,9 +196,9 @@ class Claims:
     async def _end(self, asked: ClaimRequest) -> Claimed:
         """End the claim at each of its kinds; return the live leases that it was granted, without their payloads.
 
-        Raises if a kind does not answer, because a request under way could be granted tasks there. A repeat gets the
-        same answers from the other kinds. Without a repeat, the claim is ended there when the kind answers another
-        claim of this client.
+        Raises if a server does not answer, or no kind does, because a request under way could be granted tasks there.
+        Called again, kinds that have answered answer the same. If it is not called again, the claim ends at a kind when
+        that answers another claim of this client.
         """
         began_at = time.monotonic()
         sweep = _Sweep(asked, began_at, began_at)

@@ -180,8 +180,9 @@ def by_kind(kinds: Sequence[str | None]) -> Iterator[tuple[str, Sequence[int]]]:
 class Link:
     """The connection to one Redis, one cluster, or a primary of Sentinels; the first call in an event loop opens it."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, keeps_tasks: bool = True) -> None:
         self.address = address
+        self._warns = keeps_tasks  # of settings with which tasks may be lost
         self.keys = Keys(address.prefix)
         self.is_one_server = not address.is_cluster
         """Whether one server has all keys; behind a proxy it may turn out that several have them."""
@@ -249,7 +250,7 @@ class Link:
         session.calls += 1
         try:
             answer = await ask(session.client)
-            if not session.has_served and str(self.address) not in _looked_at:
+            if self._warns and not session.has_served and str(self.address) not in _looked_at:
                 _looked_at.add(str(self.address))
                 await _warn_if_forgetful(session.client, self.address)
         except (exceptions.RedisError, asyncio.CancelledError) as error:

@@ -127,6 +127,8 @@ def info(row: Row, kind: str) -> TaskInfo:
             ended_at=_moment(state.ended_at),
             history=[_entry(run) for run in row.runs],
             reason=state.reason or _waiting_reason(state),
+            parent=state.parent,
+            root=state.root or row.id,
         )
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"the record of task {row.id!r} in Redis cannot be read: {error}") from None

@@ -4,22 +4,22 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Container, Sequence
-from hashlib import blake2b
 
-import msgspec
-from msgspec import Raw, msgpack
+from msgspec import msgpack
 
+from leasekit.backend import payload_digest
 from leasekit.errors import BackendError, ProtocolError, Unavailable
 from leasekit.ids import uuid7s
 from leasekit.task import DEFAULTS, Scheduled, Status, effective
 from leasekit.wire import NewTaskItem, traceparent
-from leasekit_redis.client import LARGE, Link, in_parts
+from leasekit_redis.chains import Chains, parent_of
+from leasekit_redis.client import LARGE, Link, by_kind, in_parts
 from leasekit_redis.dependencies import Dependencies, Wait
 from leasekit_redis.errors import FullMemory
 from leasekit_redis.id_index import IdIndex, Owner
 from leasekit_redis.keys import is_name
 from leasekit_redis.records import Added, NewRecord, Stored, decode, encode, json_text, status_of
-from leasekit_redis.scripts import SCHEDULE
+from leasekit_redis.scripts import CANCEL, SCHEDULE
 
 _ANSWERS = msgpack.Decoder(list[Added | bool])
 _LATEST = 253402214400000  # the end of the year 9999, less a day: expressible in every zone
@@ -28,16 +28,18 @@ _LATEST = 253402214400000  # the end of the year 9999, less a day: expressible i
 class Intake:
     """Accept tasks, each once: the same id, or a live dedupe key, makes no second task."""
 
-    def __init__(self, link: Link, register: IdIndex, dependencies: Dependencies) -> None:
+    def __init__(self, link: Link, register: IdIndex, dependencies: Dependencies, chains: Chains) -> None:
         self._link = link
         self._register = register
         self._dependencies = dependencies
+        self._chains = chains
 
     async def schedule(self, tasks: Sequence[NewTaskItem]) -> list[Scheduled]:
         """Schedule tasks; return an answer for each, in order. They are then as durable as anything in this Redis."""
         made_up = iter(uuid7s(sum(task.id is None for task in tasks), time.time()))
         records = [new_record(task, task.id or next(made_up)) for task in tasks]
         kinds = [task.kind for task in tasks]
+        chained = await self._chains.join(records, kinds) if any(record.parent for record in records) else []
         answers: list[Scheduled | None] = [None] * len(tasks)
         # First, so that a repeat with a dedupe key takes no place in the register.
         await self._answer(records, kinds, [at for at, one in enumerate(records) if one.dedupe], answers, peek=True)
@@ -45,9 +47,7 @@ class Intake:
         try:
             owners = await self._add(records, kinds, answers)
         except Unavailable:  # memory may be full: tasks that exist already need no room
-            await self._answer(
-                records, kinds, [at for at, known in enumerate(answers) if known is None], answers, peek=True
-            )
+            await self._answer_for_known(records, kinds, answers)
             if None in answers:
                 raise
         scheduled = [answer for answer in answers if answer is not None]
@@ -56,7 +56,30 @@ class Intake:
         if late:
             await self._register.reserve([(records[at].id, kinds[at]) for at in late])
         await self._introduce(records, kinds, [at for at, owner in owners.items() if owner.is_wanted], scheduled)
+        await self._cancel_late(records, kinds, chained)
         return scheduled
+
+    async def _cancel_late(self, records: Sequence[NewRecord], kinds: Sequence[str], positions: Sequence[int]) -> None:
+        """Cancel the tasks at these positions whose chains were cancelled since the tasks were noted there."""
+        if not positions:
+            return
+        over = await self._chains.cancelled({records[at].root or "" for at in positions})
+        late = [at for at in positions if records[at].root in over]
+        for kind, places in by_kind([kinds[at] for at in late]):
+            argument = {"ids": [records[late[at]].id for at in places], "channels": self._link.keys.cancels("")}
+            await self._link.run_for(kind, CANCEL, argument)
+
+    async def _answer_for_known(
+        self, records: Sequence[NewRecord], kinds: Sequence[str], answers: list[Scheduled | None]
+    ) -> None:
+        """Answer for the tasks that exist, of those without an answer.
+
+        Their ids are registered again: another client may have made such a task just before its id was freed here.
+        """
+        unknown = [at for at, known in enumerate(answers) if known is None]
+        await self._answer(records, kinds, unknown, answers, peek=True)
+        if found := [(records[at].id, kinds[at]) for at in unknown if answers[at] is not None]:
+            await self._register.reserve(found)
 
     async def _add(
         self, records: Sequence[NewRecord], kinds: Sequence[str], answers: list[Scheduled | None]
@@ -145,7 +168,11 @@ class Intake:
                     await self._free(records, kinds, left)
                     raise
 
-        await asyncio.gather(*(ask_all(kind, some) for kind, some in groups.items()))
+        # All have ended before an error is raised: an id that is freed later could belong to a repeat's task by then.
+        ended = await asyncio.gather(*(ask_all(kind, some) for kind, some in groups.items()), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
 
     async def _free(self, records: Sequence[NewRecord], kinds: Sequence[str], positions: Collection[int]) -> None:
         """Free the ids at these positions: no task was made of them, and the register would grow with each try."""
@@ -182,7 +209,7 @@ def new_record(task: NewTaskItem, task_id: str) -> NewRecord:
     return NewRecord(
         id=task_id,
         stored=json_text(stored),
-        digest=_digest(task.payload),
+        digest=payload_digest(bytes(task.payload)).hex(),
         due=None if task.at is None else min(max(_ms(task.at.timestamp()), 0), _LATEST),
         delay=None if task.delay is None else _ms(task.delay),
         priority=settings.priority,
@@ -197,15 +224,10 @@ def new_record(task: NewTaskItem, task_id: str) -> NewRecord:
         beat_ttl=_ms(settings.heartbeat_timeout),
         retry=None if settings.retry == DEFAULTS.retry else settings.retry,
         after=list(dict.fromkeys(task.after)) or None,
+        parent=parent_of(task_id, task.kind, task.parent, task.after),
         is_name=task_id == task.kind and is_name(task.kind),
     )
 
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-def _digest(payload: Raw) -> str:
-    # The same JSON may be written in more than one way.
-    canonical = msgspec.json.encode(msgspec.json.decode(payload), order="sorted")
-    return blake2b(canonical, digest_size=16).hexdigest()

@@ -67,6 +67,10 @@ class Keys:
         """A sorted set: all kinds, by when they are due for maintenance."""
         return f"{self._prefix}:kinds".encode()
 
+    def chain(self, root: str) -> bytes:
+        """A sorted set: the tasks that came from this one (`chains`)."""
+        return f"{self._prefix}:chain:{{{root.translate(_ESCAPED)}}}".encode()
+
     @cached_property
     def clients(self) -> bytes:
         """A sorted set: the clients, by when they are no longer counted."""

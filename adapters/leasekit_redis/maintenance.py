@@ -18,6 +18,7 @@ from msgspec import msgpack
 from leasekit.errors import BackendError, ProtocolError
 from leasekit.wire import NewTaskItem
 from leasekit_redis import decoding
+from leasekit_redis.chains import Chains
 from leasekit_redis.client import Link, in_parts
 from leasekit_redis.clocks import Clocks
 from leasekit_redis.dependencies import Dependencies
@@ -45,13 +46,22 @@ class Maintenance:
     """The maintenance that one client does."""
 
     def __init__(
-        self, link: Link, clocks: Clocks, register: IdIndex, intake: Intake, dependencies: Dependencies, *, name: str
+        self,
+        link: Link,
+        clocks: Clocks,
+        register: IdIndex,
+        intake: Intake,
+        dependencies: Dependencies,
+        chains: Chains,
+        *,
+        name: str,
     ) -> None:
         self._link = link
         self._clocks = clocks
         self._register = register
         self._intake = intake
         self._dependencies = dependencies
+        self._chains = chains
         self._name = name
         self._clients = 1
         self._retention = round(1000 * link.address.retention)
@@ -71,7 +81,7 @@ class Maintenance:
         self._clients = decode(await self._link.run(COUNT_CLIENTS, [self._link.keys.clients], argument), _COUNT)
         failures: list[BackendError] = []
         while (due := await self._register.due_kinds(interval=interval, limit=_KINDS)).kinds:
-            for kind in await self._without_old_names(due.kinds):
+            for kind in await self._delete_old_named_leases(due.kinds):
                 try:
                     due_at = await self.maintain(kind)
                 except BackendError as error:  # a part of a cluster may be away for long: the other parts go on
@@ -82,8 +92,11 @@ class Maintenance:
         if failures:
             raise failures[0]
 
-    async def _without_old_names(self, kinds: Sequence[str]) -> Sequence[str]:
-        """Forget the names among these kinds that were kept long enough, many in one script; return the other kinds."""
+    async def _delete_old_named_leases(self, kinds: Sequence[str]) -> Sequence[str]:
+        """Delete the named leases among these kinds that ended, or were last free, longer than `retention` ago.
+
+        Many go in one script. Return the other kinds, which `maintain` is for; on several servers those are all.
+        """
         keys, gone = self._link.keys, set[str]()
         for names in in_parts([kind for kind in kinds if is_name(kind)] if self._link.is_one_server else ()):
             arguments = [{"name": name, "retention": self._retention, "part": keys.part(name) + 1} for name in names]
@@ -166,7 +179,7 @@ class Maintenance:
                     raise error from None
 
     async def deliver(self, kind: str, outbox: Sequence[str]) -> None:
-        """Schedule the successors in this kind's outbox, each once by its id, then remove them from it."""
+        """Schedule the successors in this kind's outbox, each by its id, then remove them; set damaged ones aside."""
         if not outbox:
             return
         successors: dict[str, NewTaskItem] = {}
@@ -194,6 +207,7 @@ class Maintenance:
             dropped: Dropped = decode(raw, _DROPPED_ANSWER)
             if dropped.kept:  # they live again, or have ended anew
                 await self._register.reserve([(task_id, kind) for task_id in dropped.kept])
+            await self._chains.leave(dropped.left, kind)
             statuses += dropped.statuses
         return statuses
 

@@ -3,6 +3,7 @@
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -11,14 +12,16 @@ from msgspec import msgpack
 from leasekit.errors import Refused
 from leasekit.task import Purged
 from leasekit.wire import PurgeRequest
-from leasekit_redis.client import Link
+from leasekit_redis.client import Link, by_kind
 from leasekit_redis.dependencies import Dependencies
 from leasekit_redis.id_index import IdIndex
 from leasekit_redis.maintenance import Maintenance
+from leasekit_redis.reading import Reading
 from leasekit_redis.records import Purgeable, decode
 from leasekit_redis.scripts import PURGE
 
 _CHOSEN = 2**52  # an age in milliseconds that only a task has which a purge has chosen
+_LISTED = 100  # tasks of one script, because Redis serves no other client meanwhile
 _CALL = 2.0  # seconds after which a call ends, and its cursor begins the next
 _PAGE = msgpack.Decoder(Purgeable)
 _CURSOR = re.compile(r"([ -.0-~]{1,128})(?:/(\d{1,15})/([ -.0-~]{1,128}))?", re.ASCII)
@@ -38,14 +41,26 @@ class _Place(NamedTuple):
 class Purging:
     """The purges that one client does."""
 
-    def __init__(self, link: Link, register: IdIndex, dependencies: Dependencies, maintenance: Maintenance) -> None:
+    def __init__(
+        self,
+        link: Link,
+        register: IdIndex,
+        dependencies: Dependencies,
+        maintenance: Maintenance,
+        reading: Reading,
+    ) -> None:
         self._link = link
         self._register = register
+        self._reading = reading
         self._dependencies = dependencies
         self._maintenance = maintenance
 
     async def purge(self, wanted: PurgeRequest) -> Purged:
         """Remove tasks, page by page, for `_CALL` seconds; the rest is left to the next call."""
+        if wanted.ids:
+            return await self._purge_those(wanted, wanted.ids, await self._register.find(wanted.ids), cursor=None)
+        if wanted.needs_a_look or wanted.collection is not None:
+            return await self._purge_page(wanted)
         place = _place(wanted.cursor) if wanted.cursor is not None else _Place("")
         kinds = await self._register.kinds() if wanted.kind is None else [wanted.kind]
         places = [place if kind == place.kind else _Place(kind) for kind in kinds if kind >= place.kind]
@@ -60,14 +75,37 @@ class Purging:
                     return _purged(found, cursor=str(rest))
         return _purged(found, cursor=None)
 
-    async def _page(self, wanted: PurgeRequest, place: _Place) -> tuple[list[str], _Place | None]:
-        """Remove a page of tasks; return how they had ended, and where the next page begins."""
+    async def _purge_page(self, wanted: PurgeRequest) -> Purged:
+        """Remove those tasks of a page of a listing that have ended."""
+        filters = {name: str(value) for name in ("status", "collection") if (value := getattr(wanted, name))}
+        page = await self._reading.page(
+            filters, kind=wanted.kind, cursor=wanted.cursor, limit=_LISTED, selection=wanted
+        )
+        ids, kinds = [task.id for task in page.tasks], [task.kind for task in page.tasks]
+        return await self._purge_those(wanted, ids, kinds, cursor=page.cursor)
+
+    async def _purge_those(
+        self, wanted: PurgeRequest, ids: Sequence[str], kinds: Sequence[str | None], *, cursor: str | None
+    ) -> Purged:
+        found: dict[str, Counter[str]] = {}
+        for kind, positions in by_kind(kinds):
+            for start in range(0, len(positions), _LISTED):
+                some = [ids[at] for at in positions[start : start + _LISTED]]
+                statuses, _ = await self._page(wanted, _Place(kind), ids=some)
+                found.setdefault(kind, Counter()).update(statuses)
+        return _purged(found, cursor=cursor)
+
+    async def _page(
+        self, wanted: PurgeRequest, place: _Place, *, ids: Sequence[str] | None = None
+    ) -> tuple[list[str], _Place | None]:
+        """Remove a page of tasks, or these; return how they had ended, and where the next page begins."""
         argument = {
             "age": round(1000 * wanted.older_than),
             "dry_run": wanted.dry_run,
             "status": wanted.status,
             "last_id": place.last_id,
             "last_at": place.last_at,
+            "ids": ids,
         }
         given = {name: value for name, value in argument.items() if value is not None}
         page: Purgeable = decode(await self._link.run_for(place.kind, PURGE, given), _PAGE)

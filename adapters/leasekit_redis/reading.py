@@ -3,19 +3,22 @@
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
 from typing import NamedTuple
 
 from msgspec import msgpack
 
 from leasekit.errors import ProtocolError, Refused
-from leasekit.task import Page, Stats, Status, TaskInfo, WorkerInfo
+from leasekit.task import Page, Stats, Status, TaskInfo, TaskSelection, WorkerInfo
 from leasekit_redis import decoding
+from leasekit_redis.chains import Chains, Member
 from leasekit_redis.client import Link
 from leasekit_redis.id_index import IdIndex
-from leasekit_redis.records import Row, Rows, decode
-from leasekit_redis.scripts import PAGE, READ
+from leasekit_redis.records import ChainRows, Left, Row, Rows, decode
+from leasekit_redis.scripts import PAGE, READ, ROWS
 
 logger = logging.getLogger("leasekit")
 
@@ -23,6 +26,8 @@ _RUNS = 100  # of a task's history, the latest
 _ROW = msgpack.Decoder(Row | str)
 _ONE = msgpack.Decoder(Row)
 _ROWS = msgpack.Decoder(Rows)
+_CHAIN_ROWS = msgpack.Decoder(ChainRows)
+_BEING_MADE = 3600.0  # seconds within which a task that was noted in a chain may yet be made
 _NUMBER = re.compile(rb"-?\d{1,18}")
 _CURSOR = re.compile(r"(\d{1,16})/([ -.0-~]{1,128})", re.ASCII)
 
@@ -37,9 +42,10 @@ class _Place(NamedTuple):
 class Reading:
     """Read the tasks, counts and workers of one service."""
 
-    def __init__(self, link: Link, register: IdIndex) -> None:
+    def __init__(self, link: Link, register: IdIndex, chains: Chains) -> None:
         self._link = link
         self._register = register
+        self._chains = chains
 
     async def get(self, task_id: str) -> TaskInfo | None:
         (kind,) = await self._register.find([task_id])
@@ -58,7 +64,14 @@ class Reading:
         return decoding.info(row, kind)
 
     async def page(
-        self, wanted: dict[str, str], *, kind: str | None, newest: bool = False, cursor: str | None, limit: int
+        self,
+        wanted: dict[str, str],
+        *,
+        kind: str | None,
+        newest: bool = False,
+        cursor: str | None,
+        limit: int,
+        selection: TaskSelection = TaskSelection(),  # noqa: B008 - it is frozen
     ) -> Page:
         """Return tasks that match, oldest or newest first, without history; fewer if large or damaged."""
         place = _parse_cursor(cursor)
@@ -67,7 +80,7 @@ class Reading:
         for name in kinds:
             # Only as many rows as may be shown are kept in memory, however many kinds there are.
             try:
-                found = self._rows(name, wanted, place, limit + 1, newest=newest)
+                found = self._rows(name, wanted, place, limit + 1, newest=newest, selection=selection)
                 rows = [(_Place(row.state.seq, name), row) async for row in found]
             except ProtocolError as error:
                 if kind is not None:
@@ -82,7 +95,14 @@ class Reading:
         return Page(tasks=tasks, cursor=None if last is None else f"{last.seq}/{last.kind}")
 
     async def _rows(
-        self, kind: str, wanted: dict[str, str], place: _Place | None, limit: int, *, newest: bool
+        self,
+        kind: str,
+        wanted: dict[str, str],
+        place: _Place | None,
+        limit: int,
+        *,
+        newest: bool,
+        selection: TaskSelection,
     ) -> AsyncIterator[Row]:
         after: str | None = "+inf" if newest else "-inf"
         if place is not None:
@@ -94,11 +114,51 @@ class Reading:
             rows: Rows = decode(await self._link.run_for(kind, PAGE, argument), _ROWS)
             for raw in rows.tasks:
                 try:
-                    yield decode(raw, _ONE)
+                    row = decode(raw, _ONE)
+                    if selection.needs_a_look and not selection.matches(decoding.info(row, kind)):
+                        continue
                 except ProtocolError as error:
                     logger.error("a task of kind %r is left out of a listing: %s", kind, error)
-            limit -= len(rows.tasks)
+                else:
+                    yield row
+                limit -= 1
             after = None if rows.after is None else f"({rows.after}"
+
+    async def chain(
+        self, root: str, wanted: dict[str, str], *, kind: str | None, newest: bool, cursor: str | None, limit: int
+    ) -> Page:
+        """Return the tasks of the chain of this root that match, in the order in which they came."""
+        place = _parse_cursor(cursor)
+        members = await self._chains.members(
+            root, after=None if place is None else place.seq, newest=newest, limit=limit + 1
+        )
+        tasks: list[TaskInfo] = []
+        last: Member | None = None
+        for of_kind, group in groupby(members[:limit], key=lambda member: member.kind):
+            some = list(group)
+            looked = len(some)
+            if kind in (None, of_kind):
+                rows = await self._rows_of_chain(root, wanted, of_kind, some)
+                tasks += [task for raw in rows.tasks for task in self._readable(decode(raw, _ONE), of_kind)]
+                looked = rows.looked
+            last = some[looked - 1]
+            if looked < len(some):  # the page is large enough
+                break
+        for task in tasks:
+            task.history.clear()
+        is_last = last is None or last == members[-1]
+        return Page(tasks=tasks, cursor=None if last is None or is_last else f"{last.place}/{last.kind}")
+
+    async def _rows_of_chain(
+        self, root: str, wanted: dict[str, str], kind: str, members: Sequence[Member]
+    ) -> ChainRows:
+        """Read these tasks, and forget those that were noted long ago and never made."""
+        argument = {**wanted, "root": root, "ids": [member.id for member in members]}
+        rows: ChainRows = decode(await self._link.run_for(kind, ROWS, argument), _CHAIN_ROWS)
+        long_ago = 1e6 * (time.time() - _BEING_MADE)
+        strange = {member.id for member in members if 0 < member.place < long_ago}.intersection(rows.strange)
+        await self._chains.leave([Left(name, root) for name in strange], kind)
+        return rows
 
     @staticmethod
     def _readable(row: Row, kind: str) -> list[TaskInfo]:

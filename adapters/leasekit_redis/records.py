@@ -3,7 +3,7 @@
 Times are milliseconds by the clock of Redis; values of users are JSON texts, which no script parses.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import MsgspecError, Raw, Struct, json, msgpack
 
@@ -43,6 +43,9 @@ class NewRecord(Struct, omit_defaults=True):
     beat_ttl: int = 300_000
     retry: RetryPolicy | None = None
     after: list[str] | None = None
+    parent: str | None = None
+    root: str | None = None
+    is_over: bool = False  # the chain is cancelled: so is the task, from the beginning
     is_name: bool = False
 
 
@@ -123,6 +126,8 @@ class State(Struct):
     heartbeat_at: int | None = None
     progress_at: int | None = None
     ended_at: int | None = None
+    parent: str | None = None
+    root: str | None = None  # None: the task came from no other
 
 
 class Past(Struct):
@@ -157,6 +162,14 @@ class Rows(Struct):
 
     tasks: list[Raw]  # each a `Row`, if it can be read
     after: str | None = None
+
+
+class ChainRows(Struct):
+    """Tasks of a chain, those that are not of it, and how many were looked at."""
+
+    tasks: list[Raw]  # each a `Row`, if it can be read
+    strange: list[str]
+    looked: int
 
 
 class Heard(Struct):
@@ -215,11 +228,19 @@ class Purgeable(Struct):
     last_at: int | None = None
 
 
+class Left(NamedTuple):
+    """A deleted task of a chain."""
+
+    id: str
+    root: str
+
+
 class Dropped(Struct):
-    """How each deleted task had ended, and the tasks that are still there."""
+    """How each deleted task had ended, the tasks that are still there, and those of chains."""
 
     statuses: list[str]
     kept: list[str]
+    left: list[Left] = []
 
 
 class DueKinds(Struct):

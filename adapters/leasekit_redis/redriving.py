@@ -34,7 +34,9 @@ class Redriving:
             wanted: dict[str, str] = {"status": request.status or "dead"}
             if request.collection is not None:
                 wanted["collection"] = request.collection
-            page = await self._reading.page(wanted, kind=request.kind, cursor=request.cursor, limit=request.limit)
+            page = await self._reading.page(
+                wanted, kind=request.kind, cursor=request.cursor, limit=request.limit, selection=request
+            )
             ids, cursor, kinds = [task.id for task in page.tasks], page.cursor, [task.kind for task in page.tasks]
         redrive_id = request.redrive_id or uuid.uuid4().hex
         verdicts = [Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in ids]

@@ -157,6 +157,7 @@ class Renewing:
         return heard.words
 
     async def _run_one(self, script: Script, kind: str, argument: bytes) -> bytes | None:
+        """Run a script on a kind. The settling of a name on a single server also gets the keys that all kinds share."""
         if script is SETTLE and is_name(kind) and self._link.is_one_server:
             with contextlib.suppress(ProtocolError):
                 return await self._link.run_for_name(kind, script, [self._link.keys.kinds], argument)
@@ -232,9 +233,11 @@ def _successors(item: SettlementItem) -> list[str]:
     # A report of one claim always names the same ids, so that its repeat makes no second successor.
     return [
         msgspec.json.encode(
-            task
-            if task.id is not None
-            else replace(task, id=str(uuid.uuid5(_SUCCESSORS, f"{item.id}/{item.token}/{position}")))
+            replace(
+                task,
+                id=task.id or str(uuid.uuid5(_SUCCESSORS, f"{item.id}/{item.token}/{position}")),
+                parent=item.id,
+            )
         ).decode()
         for position, task in enumerate(item.then)
     ]

@@ -13,8 +13,8 @@ from typing import Any
 
 from msgspec import structs
 
-from leasekit.backend import Capabilities, check_kinds
-from leasekit.config import Heartbeats, check_number
+from leasekit.backend import Capabilities, check_kinds, check_limit, dead_ones
+from leasekit.config import Heartbeats
 from leasekit.errors import BackendError, Refused, Throttled, Unavailable
 from leasekit.hooks import log_fields
 from leasekit.ids import uuid7s
@@ -23,6 +23,8 @@ from leasekit.task import (
     Claimed,
     Exponential,
     NewTask,
+    Page,
+    Purged,
     Redriven,
     Scheduled,
     Settlement,
@@ -37,6 +39,7 @@ from leasekit_sqs.address import LONGEST_TTL, Address, address
 from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, Gone, is_no_queue, refusing
 from leasekit_sqs.comparison import Comparison
+from leasekit_sqs.dead_letters import DeadLetterQueues
 from leasekit_sqs.endings import Ending, Endings
 from leasekit_sqs.queues import Queues
 from leasekit_sqs.receipts import Receipt, Receipts, beats_ended
@@ -46,8 +49,6 @@ from leasekit_sqs.sending import message, refuse_what_cannot_be
 logger = logging.getLogger("leasekit")
 
 _SOON = 900.0  # seconds before the end of the twelve hours at which a warning is logged
-_FASTEST_REDRIVE = 500  # messages a second, for SQS
-_SELECTIONS = ("status", "collection", "cursor", "dry_run")
 _MOST_SENT = 10_000  # sent messages that are remembered …
 _REMEMBERED = 300.0  # … and for how many seconds, as by a FIFO queue
 # Part of the keeper's time for heartbeats: when that is over, the answers to all other messages would be lost, too.
@@ -56,6 +57,7 @@ _UNKNOWN = (
     "SQS keeps no such message for this receive: was it deleted inside the block, or has another worker done it? Is "
     "queue_url the queue that it came from?"
 )
+_TWELVE_HOURS = "SQS lets a message be held for 12 h in all, and they are over: split the work, or release it in time"
 
 
 _Sent = tuple[str, str, bytes]
@@ -108,6 +110,7 @@ class SqsBackend:
         self._calls = Calls(clients or BotoClients("sqs", region=address.region, endpoint=address.endpoint), clock)
         self._clock = clock
         self._queues = Queues(self._calls, address)
+        self._dead_letters = DeadLetterQueues(self._calls, self._queues)
         self._receiver = Receiver(self._calls, self._queues, self.receipts, address, clock)
         self._endings = Endings(self._calls, self._queues, clock)
         self._comparison = None if receives else Comparison(self._queues, address.ttl)
@@ -153,7 +156,7 @@ class SqsBackend:
             reason = _why_gone(receipt, now)
             grant = receipt.grant(ttl, now) if receipt is not None and reason is None else 0
             if receipt is None or reason is not None or not grant:
-                verdicts[position] = _gone(beat.id, reason or "expired")
+                verdicts[position] = _gone(beat.id, reason or _TWELVE_HOURS)
                 continue
             self._warn_of_twelve_hours(receipt, now)
             entry = {"ReceiptHandle": receipt.handle, "VisibilityTimeout": grant}
@@ -313,27 +316,22 @@ class SqsBackend:
             kinds = await self._queues.known()
             return Stats(kinds={kind: await self._queues.counts(url) for kind, url in kinds.items()})
 
-    async def redrive(
-        self, task_ids: Sequence[str] = (), *, kind: str | None = None, rate: int | None = None, **options: Any
-    ) -> Redriven:
+    async def list_dead(self, *, cursor: str | None = None, limit: int = 100, **wanted: Any) -> Page:
+        """Return some dead letters of a kind: a sample, which has no further pages. Raises `Refused` for a filter."""
+        check_limit("limit", limit)
+        return await self._dead_letters.sample(cursor=cursor, limit=limit, **dead_ones(wanted))
+
+    async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **wanted: Any) -> Redriven:
         """Have SQS move all dead letters back into the queue of this kind, at most `rate` a second.
 
-        The answer names the move (`moving`), by which SQS can be asked to cancel it. Raises `Refused` if tasks are to
-        be selected, and if the queue has no dead-letter queue.
+        The answer names the move (`moving`), by which SQS can be asked to cancel it, and says about how many go. Raises
+        `Refused` if tasks are to be selected, and if the queue has no dead-letter queue.
         """
-        if task_ids or any(options.get(name) for name in _SELECTIONS):
-            raise Refused("SQS moves all messages of a dead-letter queue, and cannot select any: redrive a kind, alone")
-        check_number("rate", rate, unit="", least=1, most=_FASTEST_REDRIVE, whole=True, or_none=True)
-        async with refusing():
-            url = await self._queues.of(kind or "")
-            source = await self._queues.dead_letter_queue_arn(url)
-            if source is None:
-                raise Refused("this queue has no RedrivePolicy, so it has no dead letters to move")
-            # With a destination, because for SQS the dead letters that leasekit has sent have no source queue.
-            more = {} if rate is None else {"MaxNumberOfMessagesPerSecond": rate}
-            arn = await self._queues.arn(url)
-            answer = await self._calls("start_message_move_task", SourceArn=source, DestinationArn=arn, **more)
-        return Redriven(moving=str(answer.get("TaskHandle", "")))
+        return await self._dead_letters.redrive(task_ids, rate=rate, **wanted)
+
+    async def purge(self, task_ids: Sequence[str] = (), **wanted: Any) -> Purged:
+        """Have SQS remove all dead letters of this kind, within a minute; messages of the queue itself stay."""
+        return await self._dead_letters.purge(task_ids, **wanted)
 
     async def aclose(self) -> None:
         """Release the messages that no claim has taken, and close the connections. Leases are not touched."""

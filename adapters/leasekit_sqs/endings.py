@@ -124,9 +124,9 @@ class Endings:
         return [became[n] for n in range(len(endings))]
 
     async def _copy(self, endings: Sequence[Ending], asked_at: float) -> list[BackendError | None]:
-        """Copy messages to the dead-letter queue, each once; warn if their queue has none.
+        """Copy messages to the dead-letter queue, each once; warn if their queue has none. Return why copies failed.
 
-        A message whose attributes are not known is not copied, and not marked as `in_dlq`.
+        `in_dlq` of a receipt says then whether there is a copy. A message whose attributes are not known gets none.
         """
         urls = {one.receipt.url: None for one in endings if not one.receipt.in_dlq}
         queues = dict(zip(urls, await asyncio.gather(*map(self._dead_letter_queue, urls)), strict=True))

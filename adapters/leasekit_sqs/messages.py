@@ -122,6 +122,21 @@ def sent_on(message: Mapping[str, Any], task_id: str, error: Any) -> dict[str, A
     return entry
 
 
+def error_of(message: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the error with which leasekit has sent a message to a dead-letter queue; None: it names none."""
+    text = _attribute(message, _ERROR)
+    if text is None:
+        return None
+    kind, colon, says = text.partition(": ")
+    return {"type": kind, "message": says} if colon else {"message": text}
+
+
+def sent_at(message: Mapping[str, Any]) -> float | None:
+    """Return when a message was sent, by SQS; None: the receive did not ask for it."""
+    text = _mapping(message.get("Attributes")).get("SentTimestamp")
+    return int(text) / 1000 if isinstance(text, str) and text.isdecimal() and len(text) < 15 else None
+
+
 def _short(error: Any) -> str:
     """Return an error as one line of characters that SQS accepts."""
     error = msgspec.json.decode(msgspec.json.encode(error))  # the error may be encoded JSON already

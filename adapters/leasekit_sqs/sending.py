@@ -23,6 +23,7 @@ _NOT_HERE = {
     "max_crashes": "the queue decides how often a message is received: maxReceiveCount in its RedrivePolicy",
     "max_runtime": "SQS lets every message be held for 12 hours: limit the time in the handler itself",
     "expiry": "the queue counts how often a message is received, however its runs end",
+    "start_deadline": "a message is received however late it is: the queue's MessageRetentionPeriod drops old ones",
     "enqueue_timeout": "a message waits in its queue for as long as the queue's MessageRetentionPeriod says",
     "claim_timeout": _READER,
     "heartbeat_timeout": _READER,
@@ -68,6 +69,15 @@ def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[st
         found.append(("key", "SQS takes one of each MessageGroupId in turn: give the tenant as `collection`"))
     if task.collection is not None and " " in task.collection:
         found.append(("collection", "a collection becomes the MessageGroupId, which must not contain spaces"))
+    if task.requires:
+        found.append(
+            ("requires", "a queue hands each message to any receiver: use a queue of their own for such tasks")
+        )
+    if task.tags:
+        found.append(("tags", "a message in a queue cannot be found: put them into the payload"))
+    if task.debounce is not None or task.dedupe_scope != "kept":
+        name = "dedupe_scope" if task.debounce is None else "debounce"
+        found.append((name, "a queue cannot change a message that waits: leave it out"))
     if task.dedupe_key is not None and not is_fifo:
         found.append(("dedupe_key", "a standard queue does not detect duplicates: use a FIFO queue"))
     elif (task.dedupe_key, settings.dedupe_window) != (None, None) and settings.dedupe_window != _WINDOW:

@@ -186,14 +186,18 @@ class World:
         processes: bool = False,
         past_proxy: bool = False,
         embedded: bool = False,
+        module: str = "",
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Process:
-        """Start a worker with more `options` of `leasekit work`; a supervised one is the child of what this returns."""
+        """Start a worker with more `options` of `leasekit work`; a supervised one is the child of what this returns.
+
+        `module`: of this package, with the worker.
+        """
         url = self.database.url if embedded else self.past_proxy if past_proxy else self.through_proxy
-        module = "harness.chaos.executors" if processes else "harness.chaos.handlers"
+        module = module or ("executors" if processes else "handlers")
         command = [
-            "-m", "leasekit", "work", f"{module}:worker", "--backend", f"recorded+{url}",
+            "-m", "leasekit", "work", f"harness.chaos.{module}:worker", "--backend", f"recorded+{url}",
             "--ttl", str(self.ttl), *self._cycle, "--concurrency", str(slots),
             "--supervise" if supervised else "--no-supervise", *options,
         ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Check that a history keeps the promises: safety (S1-S11), liveness (L1-L7), and no task lost or made up (`queue`).
+"""Check that a history keeps the promises: safety (S1-S11), liveness (L1-L7), what lets a task start (A1-A11), and no
+task lost or made up (`queue`).
 
     problems = check(read(*paths), Rules(ttl=300, faults={"kill", "cut"}))
     assert not problems, "\n".join(map(str, problems))
@@ -9,11 +10,13 @@ little happened proves little: too little traffic, or a fault that should have f
 
 from collections.abc import Sequence
 
+from harness.checker.admission import admission
 from harness.checker.index import Lives
 from harness.checker.liveness import liveness
 from harness.checker.queue import queue
 from harness.checker.rules import Rules, Violation
 from harness.checker.safety import safety
+from harness.checker.waiting import waiting
 from harness.history import Event, Fault, SettleAnswered
 
 __all__ = ["Rules", "Violation", "check"]
@@ -23,7 +26,14 @@ def check(events: Sequence[Event], rules: Rules | None = None) -> list[Violation
     """Return the promises that a history breaks; its events must be ordered by time."""
     rules = rules or Rules()
     lives = Lives(_without_lost(events))
-    return [*safety(lives, rules), *liveness(lives, rules), *queue(lives), *_proof(lives, rules)]
+    return [
+        *safety(lives, rules),
+        *liveness(lives, rules),
+        *admission(lives),
+        *waiting(lives, rules),
+        *queue(lives),
+        *_proof(lives, rules),
+    ]
 
 
 def _without_lost(events: Sequence[Event]) -> Sequence[Event]:

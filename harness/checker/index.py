@@ -85,6 +85,8 @@ class Life:
     """The answers that name this task, whichever id was asked for."""
     cancel_asked: list[log.CancelAsked] = field(default_factory=list[log.CancelAsked])
     cancel_answered: list[log.CancelAnswered] = field(default_factory=list[log.CancelAnswered])
+    reschedule_asked: list[log.RescheduleAsked] = field(default_factory=list[log.RescheduleAsked])
+    reschedule_answered: list[log.RescheduleAnswered] = field(default_factory=list[log.RescheduleAnswered])
     redriven: list[log.Redriven] = field(default_factory=list[log.Redriven])
     leases: dict[int, Lease] = field(default_factory=dict[int, Lease])
     final: log.Final | None = None
@@ -112,12 +114,17 @@ class Life:
 
     def number_of(self, fence: int) -> int:
         """The number of the life that this lease belongs to."""
-        return sum(redrive.fence < fence for redrive in self.redriven)
+        return sum(redrive.fence <= fence for redrive in self.redriven)
 
     @property
     def longest_ttl(self) -> float:
         """How long a restart of the service extends the leases of this task at most, without their spread."""
         return max([*(asked.heartbeat_timeout for asked in self.asked), *(lease.ttl for lease in self.known)])
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether the task waited for its due time only, as it was scheduled: not for others, and not rescheduled."""
+        return not self.reschedule_asked and not any(asked.after or asked.start_deadline for asked in self.asked)
 
     @property
     def is_durable(self) -> bool:
@@ -145,6 +152,9 @@ class Lives:
         self.tasks: dict[str, Life] = {}
         self.processes: dict[str, Process] = {}
         self.faults: list[log.Fault] = []
+        self.gates: list[log.GateChanged] = []
+        self.kinds: list[log.KindChanged] = []
+        self.periodics: list[log.PeriodicSet] = []
         self.over_at: float | None = None
         self.last_at = events[-1].at if events else 0.0
         self.sees_store = False
@@ -205,10 +215,23 @@ class Lives:
             case log.LeaseEvent():
                 self.sees_store |= isinstance(event, log.Issued | log.Closed)
                 getattr(self.of(event.task).lease(event.fence), _LISTS[type(event)]).append(event)
-            case log.Asked() | log.Acknowledged() | log.CancelAsked() | log.CancelAnswered():
+            case (
+                log.Asked()
+                | log.Acknowledged()
+                | log.CancelAsked()
+                | log.CancelAnswered()
+                | log.RescheduleAsked()
+                | log.RescheduleAnswered()
+            ):
                 getattr(self.of(event.task), _LISTS[type(event)]).append(event)
             case log.Final():
                 self.of(event.task).final = event
+            case log.GateChanged():
+                self.gates.append(event)
+            case log.KindChanged():
+                self.kinds.append(event)
+            case log.PeriodicSet():
+                self.periodics.append(event)
             case log.Fault():
                 self.faults.append(event)
             case log.FaultsOver():

@@ -17,7 +17,9 @@ def liveness(lives: Lives, rules: Rules) -> list[Violation]:
     """Find the violations of L1-L7. L1, L2 and L4 hold from the moment at which the faults are over."""
     checks = _CHECKS
     if lives.over_at is not None and rules.start_within is not None:
-        room = _Room(lives, lives.over_at, rules.start_within)
+        # A change of a gate or a limit that came late holds tasks up as a fault does.
+        late = [change.at for change in (*lives.gates[-1:], *lives.kinds[-1:])]
+        room = _Room(lives, max([lives.over_at, *late]), rules.start_within)
         checks = (("L1", partial(_l1_granted_soon, room)), ("L2", partial(_l2_taken_back, room)), *_CHECKS)
     return violations(lives, rules, checks)
 
@@ -34,22 +36,26 @@ class _Room:
             for begin in lease.started:
                 stop = next((end.at for end in lease.stopped if end.who == begin.who and end.at >= begin.at), math.inf)
                 changes.setdefault(begin.who, []).extend([(begin.at, 1), (stop, -1)])
-        self._free: list[tuple[frozenset[str], float, float]] = []
+        self._free: list[tuple[log.Began, float, float]] = []
         for who, process in lives.processes.items():
             began = process.began
             if began is None or began.role != "worker":
                 continue
             until = min(process.drains_at, lives.last_at if process.ended is None else process.ended.at)
             stood = [change for since, to in process.stood for change in ((since, began.slots), (to, -began.slots))]
-            kinds = frozenset(began.kinds)
             self._free += [
-                (kinds, since, to)
+                (began, since, to)
                 for since, to in _below(began.slots, [*changes.get(who, ()), *stood], began.at, until)
             ]
 
-    def throughout(self, kind: str, since: float, until: float) -> bool:
-        """Whether a single worker could have begun a task of this kind during all of that time."""
-        return any(begin <= since and until <= end and (not kinds or kind in kinds) for kinds, begin, end in self._free)
+    def throughout(self, task: log.Asked, since: float, until: float) -> bool:
+        """Whether a single worker could have begun this task during all of that time."""
+        return any(begin <= since and until <= end and _may_run(worker, task) for worker, begin, end in self._free)
+
+
+def _may_run(worker: log.Began, task: log.Asked) -> bool:
+    has_kind = not worker.kinds or task.kind in worker.kinds
+    return has_kind and task.requires.items() <= worker.labels.items()
 
 
 def _below(
@@ -70,7 +76,13 @@ def _below(
 
 def _l1_granted_soon(room: _Room, life: Life, lives: Lives, rules: Rules) -> Found:
     """A ready task is granted soon where a worker has a free slot for its kind."""
-    if life.asked and life.is_durable and not life.cancel_asked and not (life.known and life.known[0].fence > 1):
+    if (
+        life.asked
+        and life.is_durable
+        and life.is_simple
+        and not life.cancel_asked
+        and not (life.known and life.known[0].fence > 1)
+    ):
         ready_at = max(life.acknowledged[0].at, _surely_due_at(life, lives, room.clock_stood))
         yield from _must_start(life, None, ready_at, lives, room)
 
@@ -164,9 +176,11 @@ def _must_start(life: Life, after: Lease | None, ready_at: float, lives: Lives, 
     if after is not None and (life.final is None or (life.final.fence == fence and life.final.status in _ENDED)):
         return
     started_at = later[0].grant.at if later else math.inf
+    if after is None and 0 in life.leases:  # it may have ended before any grant
+        started_at = min([started_at, *(end.at for end in life.leases[0].closed if end.ended)])
     if min(started_at, lives.last_at) - ready_at <= within:
         return
-    if life.asked and room.throughout(life.asked[0].kind, ready_at, ready_at + within):
+    if life.asked and room.throughout(life.asked[0], ready_at, ready_at + within):
         why = f"it was ready, a worker had a free slot, and it was not granted within {within:g} s"
         grants = [lease.grant for lease in (after, *later[:1]) if lease is not None]
         yield why, [*life.acknowledged[:1], *grants]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from harness.checker.index import Lives
+from harness.checker.index import Life, Lives
 from harness.checker.rules import Violation
 
 _WITH_SUCCESSORS = frozenset({"success", "fatal"})
@@ -13,9 +13,15 @@ def queue(lives: Lives) -> list[Violation]:
     return [*_out_of_nowhere(lives), *_lost(lives)]
 
 
+def _unasked(lives: Lives) -> list[Life]:
+    """The tasks that no client has scheduled, without the firings of periodic tasks."""
+    firings = tuple(f"{event.name}@" for event in lives.periodics)
+    return [life for life in lives.tasks.values() if not life.asked and not (firings and life.task.startswith(firings))]
+
+
 def _out_of_nowhere(lives: Lives) -> Iterator[Violation]:
     """Tasks without a schedule are successors: there are at most as many as the settlements asked for."""
-    unasked = [life for life in lives.tasks.values() if not life.asked and (life.known or life.final is not None)]
+    unasked = [life for life in _unasked(lives) if life.known or life.final is not None]
     successors = {
         (ask.task, ask.fence, ask.digest): ask.then
         for life in lives.tasks.values()
@@ -41,7 +47,7 @@ def _lost(lives: Lives) -> Iterator[Violation]:
         for answer in lease.settle_answered
         if answer.verdict == "settled" and answer.outcome in _WITH_SUCCESSORS
     }
-    count = sum(life.final is not None and not life.asked for life in lives.tasks.values())
+    count = sum(life.final is not None for life in _unasked(lives))
     if count < sum(promised.values()):
         why = f"{sum(promised.values())} successors were promised, {count} exist"
         yield Violation(rule="queue", why=why)

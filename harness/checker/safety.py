@@ -317,7 +317,7 @@ def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
         if after:
             yield f"its cancel was answered with {answer.verdict}, and it was granted after that", [answer, *after]
             break
-    if rules.due_slack is None or not life.asked or (due_at := life.asked[0].due_at) is None:
+    if rules.due_slack is None or not life.asked or life.reschedule_asked or (due_at := life.asked[0].due_at) is None:
         return
     early = [lease.grant for lease in life.known if lease.grant.at < due_at - rules.due_slack]
     if early:
@@ -334,19 +334,27 @@ def _s11_order(lives: Lives, rules: Rules) -> Iterator[Violation]:
     about = {
         task: life.asked[0]
         for task, life in lives.tasks.items()
-        if len({(asked.kind, asked.priority) for asked in life.asked}) == 1
+        if len({(asked.kind, asked.priority) for asked in life.asked}) == 1 and life.is_simple
     }
 
+    gated = {change.name for change in lives.gates if change.scope == "collection"}  # their tasks may be put back late
+    limited = {change.kind for change in lives.kinds if change.limits_keys}  # there, tasks with keys wait for their key
     for event in lives.events:
         if grants and event.at > grants[0].at:
             yield from _overtaken(grants, waiting, about)
             grants = []
         match event:
             case log.Acknowledged(created=True) if event.task in about and about[event.task].due_at is None:
-                if not _may_be_granted(lives, lives.of(event.task), event.at):
-                    asked = about[event.task]
+                asked = about[event.task]
+                waits_for_key = asked.key is not None and asked.kind in limited
+                if (
+                    asked.collection not in gated
+                    and not asked.requires  # the workers that claim may lack the labels
+                    and not waits_for_key
+                    and not _may_be_granted(lives, lives.of(event.task), event.at)
+                ):
                     waiting.setdefault(asked.kind, {})[event.task] = (asked.priority, event.at, event)
-            case log.CancelAsked() if event.task in about:
+            case log.CancelAsked() | log.Closed(ended=True) if event.task in about:
                 waiting.get(about[event.task].kind, {}).pop(event.task, None)
             case log.Issued():
                 grants.append(event)

@@ -19,6 +19,7 @@ import psycopg
 
 from harness.chaos.database import Database
 from harness.history import Fault
+from harness.simulation.queues import Queues
 from harness.simulation.server import Server
 from harness.simulation.store import Committed, WatchedStore
 from harness.simulation.world import Process, World
@@ -37,6 +38,7 @@ class Cluster:
         self._chance = world.chance("cluster")
         self.committed = Committed()
         self.url = _emptied()
+        self.queues = Queues(world) if world.scenario.has_queues else None
         self.wall = 1_700_000_000.0  # the database's clock minus true time
         self.is_away = False
         self.nodes = [Node(world, self, number) for number in range(world.scenario.nodes)]
@@ -85,6 +87,9 @@ class Node(Server):
 
     def _make_store(self) -> "_SharedStore":
         return _SharedStore(self, self.cluster.url)
+
+    def _make_queues(self) -> Queues | None:
+        return self.cluster.queues
 
     @property
     def wall(self) -> float:

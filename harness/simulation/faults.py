@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from harness.history import Fault, FaultsOver
 from harness.simulation.cluster import Cluster, Node
 from harness.simulation.net import Net
-from harness.simulation.scenario import FAULTS, NODE_FAULTS
+from harness.simulation.operator import Operator
+from harness.simulation.scenario import FAULTS, NODE_FAULTS, QUEUE_FAULTS
 from harness.simulation.server import Server
 from harness.simulation.worker import Worker
 from harness.simulation.world import World
@@ -19,7 +20,8 @@ _WEATHER = frozenset({
 _UNHEARD = {"unheard_claim": "claim", "unheard_beat": "beat", "unheard_result": "settle", "heard_again": "claim"}
 _OF_WORKERS = frozenset({"kill", "pause", "gil", "stall", "stop", "freeze", "suspend"})
 _OF_SERVER = frozenset([*FAULTS[FAULTS.index("server_kill") : FAULTS.index("kill")], *NODE_FAULTS])
-_PLANNED = _WEATHER | _OF_WORKERS | _OF_SERVER | _UNHEARD.keys()
+_OF_OPERATORS = frozenset({"gate", "limit", "key_limit"})
+_PLANNED = _WEATHER | _OF_WORKERS | frozenset(QUEUE_FAULTS) | _OF_SERVER | _OF_OPERATORS | _UNHEARD.keys()
 _STANDING = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}
 _STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
 
@@ -36,7 +38,7 @@ class Planned:
 
 def planned(world: World, *, until: float) -> list[Planned]:
     faults: list[tuple[float, str, float]] = []
-    for name in (*FAULTS, *NODE_FAULTS):
+    for name in (*FAULTS, *NODE_FAULTS, *QUEUE_FAULTS):
         rate = world.scenario.rates.get(name, 0.0)
         if name not in _PLANNED or not rate:
             continue
@@ -58,6 +60,7 @@ class Faults:
         self._server = server
         self._workers = workers
         self._undo: dict[int, Callable[[], object]] = {}
+        self._operator: Operator | None = None  # none is there before the first change
 
     def plan(self, faults: list[Planned]) -> None:
         for fault in faults:
@@ -70,6 +73,8 @@ class Faults:
         self._net.unheard.clear()
         self._world.are_faults_over = True
         self._server.mend()
+        if self._operator is not None:
+            self._operator.mend()
         self._world.log(FaultsOver, "world")
 
     def _take_back(self, number: int) -> None:
@@ -85,6 +90,10 @@ class Faults:
             self._lose_answer(fault, chance)
         elif fault.name in _OF_WORKERS:
             self._to_worker(fault, chance)
+        elif fault.name in QUEUE_FAULTS:
+            self._to_queues(fault)
+        elif fault.name in _OF_OPERATORS:
+            self._by_operator(fault, chance)
         else:
             self._to_server(fault, chance)
 
@@ -147,6 +156,21 @@ class Faults:
                 worker.process.hold(why)
                 self._lasting(fault, lambda: worker.resume(why), target=who)
         self._world.fired[name] += 1
+
+    def _to_queues(self, fault: Planned) -> None:
+        """Disturb the queues. No promise of leases depends on them: the history does not have this as a fault."""
+        queues = self._server.queues
+        assert queues is not None, "faults of queues are for a scenario that has queues"
+        queues.faults[fault.number] = fault.name
+        self._undo[fault.number] = lambda: queues.faults.pop(fault.number)
+        self._world.after(fault.lasts, self._take_back, fault.number)
+
+    def _by_operator(self, fault: Planned, chance: random.Random) -> None:
+        if self._operator is None:
+            self._operator = Operator(self._world, self._net)
+        self._world.fired[fault.name] += 1
+        self._undo[fault.number] = self._operator.change(fault.name, chance, fault.lasts)
+        self._world.after(fault.lasts, self._take_back, fault.number)
 
     def _give_back_gil(self, worker: Worker) -> None:
         worker.gil = None

@@ -16,7 +16,7 @@ from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import Capabilities
 from leasekit.errors import BackendError, ProtocolError, Throttled, Unavailable
 from leasekit.server.commit import resolve
-from leasekit.task import Claimed, Redriven, Verdict
+from leasekit.task import Claimed, Redriven, Ticket, Verdict
 from leasekit.wire import RedriveRequest
 from leasekit_http.transport import failure
 
@@ -157,7 +157,7 @@ class Net:
                 before = len(self._beaten)
                 self._beaten.update(beat.token for beat in request.body)
                 return len(self._beaten) > before
-            case "claim":
+            case "claim" | "claim_tickets":
                 return isinstance(answer, Claimed) and bool(answer.tasks)
             case _:
                 return not isinstance(answer, BackendError)
@@ -214,10 +214,17 @@ class Remote(ForwardingScheduler):
                 self._net.abandon(request)
             raise
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
-        body = {"kinds": tuple(kinds), "limit": limit, "wait": wait, "claim_id": claim_id}
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str, **more: Any) -> Claimed:
+        body = {"kinds": tuple(kinds), "limit": limit, "wait": wait, "claim_id": claim_id, **more}
         claimed: Claimed = await self._call("claim", body)
         return Claimed(tasks=[structs.replace(task) for task in claimed.tasks], waited=claimed.waited)
+
+    async def claim_tickets(
+        self, kinds: Sequence[str], tickets: Sequence[Ticket], *, limit: int, claim_id: str
+    ) -> Claimed:
+        body = {"kinds": tuple(kinds), "limit": limit, "wait": 0.0, "claim_id": claim_id, "tickets": tuple(tickets)}
+        claimed: Claimed = await self._call("claim_tickets", body)
+        return structs.replace(claimed, tasks=[structs.replace(task) for task in claimed.tasks])
 
     async def redrive(self, task_ids: Sequence[str] = (), **options: Any) -> Redriven:
         redriven: Redriven = await self._call("redrive", RedriveRequest(ids=list(task_ids), **options))

@@ -88,7 +88,9 @@ def rules_of(scenario: Scenario) -> Rules:
         bridge=max(heartbeats.call_timeout + heartbeats.retry_wait + 1.0 for heartbeats in of_ttls),
         drift=max(DRIFT, scenario.drift),
         sweep=scenario.period + 1.0,
-        start_within=scenario.poll + scenario.look + 40.0,
+        # Of messages: a lost one comes again after its enqueue timeout, and one that nobody deletes after 30 s.
+        start_within=scenario.poll + scenario.look + 40.0 + (150.0 if scenario.has_queues else 0.0),
+        ordered=not scenario.has_queues,  # queues do not keep the order
         fresh=10.0,
         # A long claim is given up after few tries: leases that the last try was granted then have no holder.
         lost_claim=scenario.heartbeats.cycle / 2 if scenario.poll <= _SHORT_POLL else None,

@@ -26,8 +26,26 @@ FAULTS = (
     "foreign",
     # Of operators.
     "redrive",
+    # Of operators, who close a gate for a while, or set limits of a kind or of its keys.
+    "gate", "limit", "key_limit",
+    # Of handlers that say `NotYet`.
+    "poll",
 )  # fmt: skip
-"""All faults. Rates are per hour; of `deaf` and those after it they are a percentage of tasks."""
+"""All faults.
+
+Rates are per hour; those of `deaf`, `poison`, `hang`, `redrive`, `poll` and of scheduling clients are a percentage of
+tasks, and so is `require`, which no swarm has: of tasks that require labels, of workers of which not all have them.
+"""
+
+QUEUE_FAULTS = (
+    # Messages are lost, come twice, come in another order, come minutes later, or no call is answered.
+    "queue_lose", "queue_repeat", "queue_reorder", "queue_delay", "queue_away",
+)  # fmt: skip
+"""Faults of queues, for a while each, in a scenario that has queues."""
+
+CHANGES = ("after", "reschedule", "late", "periodic")
+"""What clients do with tasks that wait, as percentages of tasks: some run after others, some are rescheduled, and some
+have a start deadline. `periodic` is the number of seconds between two firings of a periodic task."""
 
 NODE_FAULTS = (
     # A node stands still, or is killed, between the beginning and the end of a transaction.
@@ -63,6 +81,7 @@ class Scenario:
     look: float = 30.0  # a controller's period
     period: float = 5.0  # of the server's consumer
     store: str = "memory"
+    has_queues: bool = False  # between the server and its workers
     nodes: int = 1  # servers over one PostgreSQL, instead of `store`, if there are several
 
     def ttls_of_a_task(self, rng: random.Random) -> tuple[float, float]:
@@ -76,9 +95,13 @@ def swarm(seed: int, **others: object) -> Scenario:
     """A scenario in which each kind of fault has a random rate, zero for many."""
     chance = random.Random(f"swarm/{seed}")
     rates = {name: chance.choice(_RATES) for name in FAULTS}
+    has_queues = chance.random() < 0.25
+    if has_queues:
+        rates |= {name: chance.choice(_RATES) for name in QUEUE_FAULTS}
     if chance.random() < 0.5:  # exclusion is not promised for frozen machines: half of all histories have none
         rates["freeze"] = 0.0
-    return replace(Scenario(seed=seed, rates=rates, ttls=chance.choice(_TTLS)), **others)  # type: ignore[arg-type]
+    scenario = Scenario(seed=seed, rates=rates, ttls=chance.choice(_TTLS), has_queues=has_queues)
+    return replace(scenario, **others)  # type: ignore[arg-type]
 
 
 def only(**rates: float) -> Mapping[str, float]:
@@ -136,6 +159,92 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
             again=10.0,
         ),
         "nodes": 3,
+    },
+    "gates": {"rates": only(gate=60.0, drop_reply=4.0, duplicate=4.0, server_kill=4.0), "tasks_per_hour": 200.0},
+    "kind_limits": {
+        "rates": only(limit=40.0, kill=6.0, server_kill=6.0, drop_reply=4.0, duplicate=4.0, store_ambiguous=2.0),
+        "tasks_per_hour": 200.0,
+    },
+    "polls": {
+        "rates": only(
+            poll=70.0, kill=4.0, hand_back=50.0, stop=6.0, pause=4.0, cut=4.0, one_way=2.0, cancel=20.0, duplicate=2.0
+        ),
+        "tasks_per_hour": 150.0,
+    },
+    "key_limits": {
+        "rates": only(key_limit=40.0, kill=6.0, server_kill=6.0, drop_reply=4.0, duplicate=4.0, gate=10.0),
+        "tasks_per_hour": 200.0,
+    },
+    "labels": {
+        "rates": only(
+            require=60.0, kill=6.0, server_kill=6.0, drop_reply=4.0, duplicate=4.0, cut=2.0, again=10.0, redrive=10.0
+        ),
+        "tasks_per_hour": 150.0,
+    },
+    "queues": {
+        "rates": only(
+            queue_lose=6.0,
+            queue_repeat=6.0,
+            queue_reorder=6.0,
+            queue_delay=4.0,
+            queue_away=4.0,
+            kill=6.0,
+            server_kill=6.0,
+            kill_after_commit=4.0,
+            server_pause=2.0,
+            drop_reply=4.0,
+            duplicate=4.0,
+            cut=2.0,
+            deaf=20.0,
+            gate=10.0,
+            limit=6.0,
+            key_limit=6.0,
+        ),
+        "tasks_per_hour": 200.0,
+        "has_queues": True,
+    },
+    "dependencies": {
+        "rates": only(
+            after=50.0,
+            cancel=5.0,
+            redrive=10.0,
+            same_key=5.0,
+            again=10.0,
+            drop_reply=4.0,
+            duplicate=4.0,
+            server_kill=4.0,
+            kill_before_commit=2.0,
+            kill_after_commit=2.0,
+            store_ambiguous=2.0,
+        ),
+        "tasks_per_hour": 150.0,
+    },
+    "changes": {
+        "rates": only(
+            after=20.0,
+            reschedule=40.0,
+            late=20.0,
+            cancel=5.0,
+            drop_reply=4.0,
+            duplicate=4.0,
+            kill=4.0,
+            server_kill=4.0,
+            kill_after_commit=4.0,
+            store_ambiguous=2.0,
+        ),
+        "tasks_per_hour": 150.0,
+    },
+    "firings": {
+        "rates": only(
+            periodic=60.0,
+            server_kill=10.0,
+            kill_before_commit=6.0,
+            kill_after_commit=6.0,
+            server_stop=4.0,
+            store_ambiguous=4.0,
+            store_error=2.0,
+            drop_reply=2.0,
+        ),
     },
     "schedules": {"rates": only(again=20.0, cancel=15.0, same_key=20.0, duplicate=4.0, drop_reply=4.0)},
 }

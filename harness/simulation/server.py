@@ -7,11 +7,13 @@ from typing import Any
 
 from harness.history import Began, Ended, Fault, Final, Served
 from harness.recording import digest
+from harness.simulation.queues import Queues, SimulatedQueues
 from harness.simulation.store import Committed, WatchedStore
 from harness.simulation.world import Process, World
 from leasekit.errors import BackendError, Throttled
 from leasekit.server.commit import GroupCommit, RequestClass
 from leasekit.server.engine import Engine
+from leasekit.server.roles.audit import Note
 from leasekit.server.store import Filter
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sqlite.store import SqliteStore
@@ -27,6 +29,7 @@ class Server:
         self._chance = world.chance(name)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.store = self._make_store()
+        self.queues = self._make_queues()
         self.wall = 1_700_000_000.0  # wall clock minus true time
         self.latency = 0.0  # the longest of a commit
         self.die_at: str | None = None  # the point of a commit at which the next kill happens
@@ -42,6 +45,9 @@ class Server:
             self._folder = tempfile.TemporaryDirectory(prefix="leasekit-simulation-")
             return WatchedStore(SqliteStore(Path(self._folder.name) / "tasks.db"), self.world, Committed())
         return WatchedStore(MemoryStore(), self.world, Committed())
+
+    def _make_queues(self) -> Queues | None:
+        return Queues(self.world) if self.world.scenario.has_queues else None
 
     def start(self) -> None:
         if self.process is not None and self.process.is_alive:
@@ -67,6 +73,7 @@ class Server:
             random=self._chance,
             period=self.world.scenario.period,
             writer=writer,  # type: ignore[arg-type]
+            queues=None if self.queues is None else SimulatedQueues(self.queues, process),
         )
         self.store.now = engine._clock.instant
         try:
@@ -106,17 +113,21 @@ class Server:
         if engine is None:
             raise Throttled("the server starts or stops", retry_after=0.5)
         match op:
-            case "claim":
+            case "claim" | "claim_tickets":
                 return await engine.claim(worker=worker, **request)
             case "beat":
                 return await engine.heartbeat(worker, request)
             case "settle":
                 return await engine.results(worker, request)
-            case "stats":
-                return await engine.stats()
+            case "stats" | "gates":
+                return await getattr(engine, op)()
             case "list_tasks":
                 return await engine.list_tasks(**request)
-            case _:  # schedule, cancel, redrive, get
+            case "reschedule":
+                return await engine.reschedule(*request, by=worker)
+            case "set_kind":
+                return await engine.set_kind(*request, by=worker)
+            case _:  # schedule, cancel, redrive, get, set_gate
                 return await getattr(engine, op)(request)
 
     def mend(self) -> None:
@@ -171,8 +182,8 @@ class _Writer(GroupCommit):
         self._is_open = False
         self._store.close()
 
-    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Any) -> None:
-        super().submit(rank, request, size=size, done=done)
+    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Any, note: Note | None = None) -> None:
+        super().submit(rank, request, size=size, done=done, note=note)
         if not self._is_due:
             self._is_due = True
             self._soon(self._server.write, self._write)

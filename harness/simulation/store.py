@@ -1,15 +1,18 @@
 """A store that logs each lease as it is committed, and that fails on demand."""
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from harness.history import Closed, Extended, Issued, Redriven
+import msgspec
+
+from harness.history import Closed, Event, Extended, GateChanged, Issued, KindChanged, Redriven
 from harness.simulation.world import World
 from leasekit._lifecycle.states import LEASED
 from leasekit.errors import Unavailable
-from leasekit.server.store import ClaimMemory, Entity, Run, Store, Trigger
-from leasekit.task import Status
+from leasekit.server.store import ClaimMemory, Entity, GateRow, Run, Store, Trigger
+from leasekit.server.store.kind_rules import rules_of
+from leasekit.task import KindSettings, Status
 
 _NEVER = 1e12  # seconds: later than any lease ends
 
@@ -43,7 +46,8 @@ class WatchedStore:
             watched = _Watched(tx)
             yield watched
             self._before_commit()
-            if self.fails and watched.steps:
+            has_written = watched.steps or watched.changes
+            if self.fails and has_written:
                 self._world.fired["store_error"] += 1
                 raise Unavailable("the disk is full")
         # Sorted by task: the order within a batch may depend on the order of a set, and has no meaning.
@@ -52,7 +56,9 @@ class WatchedStore:
             outcome = watched.outcomes.get((row.seq, row.fence))
             self._note(self._rows.get(row.seq), row, outcome=outcome, claim=claim)
             self._rows[row.seq] = row
-        if self.lies and watched.steps:
+        for event, fields in watched.changes:
+            self._world.log(event, "store", **fields)
+        if self.lies and has_written:
             self._world.fired["store_ambiguous"] += 1
             raise Unavailable("the connection was lost while it was committed")
 
@@ -70,10 +76,11 @@ class WatchedStore:
             self.fences[after.token] = (after.id, after.fence)
             self._world.log(
                 Issued, "store", **lease, token=after.token[:6], attempt=after.attempt, ttl=after.claim_timeout,
-                holder=after.owner or "", claim=claim,
+                holder=after.owner or "", claim=claim, kind=after.kind, by_store=after.claimed_at,
             )  # fmt: skip
         elif before is None:
-            return
+            if after.status.ended:
+                self._world.log(Closed, "store", **lease, status=after.status.value, ended=True)
         elif is_leased and was_leased:
             if (after.next_trigger_at or 0.0) > (before.next_trigger_at or 0.0):
                 self._world.log(Extended, "store", **lease, ttl=(after.next_trigger_at or 0.0) - self.now())
@@ -82,7 +89,8 @@ class WatchedStore:
         # An expired lease may still be settled.
         elif was_leased or after.status.ended or outcome is not None:
             expired, status = outcome == "expired", after.status
-            self._world.log(Closed, "store", **lease, status=status.value, expired=expired, ended=status.ended)
+            why = {"reason": after.reason or ""} if status is Status.CANCELLED else {}
+            self._world.log(Closed, "store", **lease, status=status.value, expired=expired, ended=status.ended, **why)
 
 
 class _Watched:
@@ -93,12 +101,13 @@ class _Watched:
         self.steps: list[Trigger] = []
         self.outcomes: dict[tuple[int, int], str] = {}  # of the runs that ended
         self.claims: dict[str, str] = {}  # token → the claim that granted it
+        self.changes: list[tuple[type[Event], dict[str, Any]]] = []  # of gates and limits: events, and their fields
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tx, name)
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str]) -> None:
-        self._tx.add(entities, triggers, keys)
+    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], *beside: Any) -> None:
+        self._tx.add(entities, triggers, *beside)
         self.steps += triggers
 
     def save(self, triggers: Sequence[Trigger]) -> None:
@@ -121,6 +130,21 @@ class _Watched:
     def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
         self.claims.update((token, claim.claim_id) for claim in claims for _, token in claim.grants)
         self._tx.remember_claims(claims)
+
+    def set_gate(self, row: GateRow) -> None:
+        self._tx.set_gate(row)
+        self.changes.append((GateChanged, {name: getattr(row, name) for name in ("scope", "name", "mode", "until")}))
+
+    def remove_gate(self, scope: str, name: str) -> None:
+        self._tx.remove_gate(scope, name)
+        self.changes.append((GateChanged, {"scope": scope, "name": name, "mode": "open"}))
+
+    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+        self._tx.set_kind(name, settings, at=at, by=by)
+        rules = rules_of(KindSettings() if settings is None else msgspec.json.decode(settings, type=KindSettings))
+        names = ("concurrency", "rate", "burst", "key_concurrency", "key_rate", "key_burst")
+        limits = {name: getattr(rules, name) for name in names}
+        self.changes.append((KindChanged, {"kind": name, **limits}))
 
     def add_runs(self, runs: Sequence[Run]) -> None:
         self.outcomes.update(((run.seq, run.fence), run.outcome) for run in runs)

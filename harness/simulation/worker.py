@@ -15,19 +15,23 @@ from msgspec import Struct
 from harness.history import Began, Draining, Effect, Ended, Lost, Started, Stopped
 from harness.recording import Recorded
 from harness.simulation.net import Net, Remote
+from harness.simulation.queues import SimulatedQueues
 from harness.simulation.world import MemoryLog, Process, World
 from leasekit import hooks
+from leasekit._driver.coding import CLEAR
 from leasekit._driver.connection import Connection
+from leasekit._driver.context import ClaimCall
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.keeping.keeper import Keeper
+from leasekit._driver.keeping.queue_claims import QueueClaims
 from leasekit._driver.retrying import call_once
 from leasekit._leased_run import LeasedRun
 from leasekit._worker.buffer import Buffer
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.controller import Controller
 from leasekit._worker.handlers import Handler
-from leasekit.errors import BackendError, Fatal, LeaseError
+from leasekit.errors import BackendError, Fatal, LeaseError, NotYet
 from leasekit.hooks import Hooks
 from leasekit.lease import Lease
 from leasekit.task import Settlement
@@ -43,6 +47,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     poison: bool = False  # kills its process
     hangs: bool = False  # reports no progress, and ends only when told to
     then: int = 0
+    polls: int = 0  # calls that end with `NotYet` …
+    poll_after: float = 0.0  # … and for how many seconds the run waits after each
 
 
 class SimulatedHandler:
@@ -121,6 +127,10 @@ class SimulatedHandler:
     def _finish(self) -> None:
         lease, plan = self._lease, self._plan
         self._act()
+        if lease.executions <= plan.polls and not self._world.are_faults_over:
+            self._world.fired["poll"] += 1
+            self._end(NotYet(after=plan.poll_after), how="not_yet")
+            return
         if plan.poison:
             self._world.fired["poison"] += 1
             self._worker.die("a poison pill")
@@ -163,6 +173,15 @@ def _decoded(payload: Any) -> Any:
 
 
 KINDS = ("long", "short")
+COLLECTIONS = ("alpha", "beta")
+KEYS = ("ada", "bob", "eve")
+GPU, EU = {"gpu": "a100"}, {"zone": "eu"}
+_LABELS: tuple[dict[str, str], ...] = (GPU | EU, EU, {}, GPU | {"zone": "us"})
+"""The labels of the workers, by their numbers, where tasks require some."""
+
+
+def _labels_of(name: str) -> dict[str, str]:
+    return _LABELS[int(name.rpartition("-")[2]) % len(_LABELS)]
 
 
 class Clock:
@@ -223,8 +242,10 @@ class Connected(Connection):
         self.pid = os.getpid()
         self.closed = False
         self.backend = worker.backend
+        self._is_scheduler = True
         self.clock = worker.clock
         self.hooks = worker.hooks
+        self.coding = CLEAR
         self.keeper = worker.keeper
         self.driver = worker  # type: ignore[assignment]
 
@@ -251,6 +272,7 @@ class Worker:
         self.keeper = Keeper(
             self.backend,
             scenario.heartbeats,
+            claim=self._queue_claim(net),
             clock=self.clock,
             hooks=self.hooks,
             chance=self.chance,
@@ -262,21 +284,28 @@ class Worker:
         self.slots = scenario.slots
         self.buffer = Buffer()
         self._peers: list[Controller] = []
+        self.labels = _labels_of(name) if scenario.rates.get("require") else {}
         self.controller = Controller(
             self.connection,
             {kind: _HANDLERS[kind] for kind in KINDS},
             self,
             ahead=5.0,
             peers=self._peers,
+            labels=self.labels,
             chance=self.chance,
             look=scenario.look,
             poll=scenario.poll,
         )
         self._peers.append(self.controller)
         self.is_stopping = False
-        world.log(Began, self.who, role="worker", slots=self.slots, kinds=KINDS)
+        world.log(Began, self.who, role="worker", slots=self.slots, kinds=KINDS, labels=self.labels)
         process.start(self.keeper.run())
         process.start(self._work())
+
+    def _queue_claim(self, net: Net) -> ClaimCall | None:
+        if (queues := net.server.queues) is None:
+            return None
+        return QueueClaims(self.backend, SimulatedQueues(queues, self.process), now=self.process.boot).claim
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         self.process.call(call, *args)

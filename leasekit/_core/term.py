@@ -63,7 +63,7 @@ class Term:
         self.confirmed = True
 
     def failed(self, asked_at: float) -> bool:
-        """Record that a heartbeat sent at `asked_at` failed. Return whether the lease must be given up."""
+        """Count a heartbeat, sent at `asked_at`, as failed; return whether `max_failures` in a row end the lease."""
         self.strikes += 1
         self.retries += 1
         if self.strikes < self.heartbeats.max_failures:

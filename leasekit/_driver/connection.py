@@ -11,13 +11,16 @@ from typing import Any, TypeVar
 from leasekit._driver import thread
 from leasekit._driver.bridge import outcome
 from leasekit._driver.clock import Clock
+from leasekit._driver.coding import CLEAR, Coding
 from leasekit._driver.guarding.watchdog import Mode, Watchdog
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
 from leasekit._driver.keeping.keeper import Keeper
+from leasekit._driver.keeping.queue_claims import QueueClaims
 from leasekit.backend import Backend, NameSource, Scheduler, TaskSink
 from leasekit.config import Heartbeats
-from leasekit.errors import Closed, LeasekitError
+from leasekit.errors import Closed, ConfigError, LeasekitError
 from leasekit.hooks import Hooks, register_gauges
+from leasekit.queues import TaskQueues
 from leasekit.task import Health, NewTask
 
 T = TypeVar("T")
@@ -40,22 +43,28 @@ class Connection:
         hooks: Hooks,
         last_resort: Callable[[], None] | None = None,
         watchdog: Mode = "soft",
+        queues: TaskQueues | None = None,
+        coding: Coding = CLEAR,
     ) -> None:
         self.pid = os.getpid()
         self.closed = False
         self.backend = backend
         self.clock = clock
         self.hooks = hooks
+        self.coding = coding
         self.watchdog = Watchdog(watchdog, now=clock.now)
+        self._queue_claims = None if queues is None else QueueClaims(backend, queues, now=clock.now)
         self.keeper = Keeper(
             backend,
             heartbeats,
+            claim=None if self._queue_claims is None else self._queue_claims.claim,
             clock=clock,
             hooks=hooks,
             chance=random.SystemRandom(),
             last_resort=last_resort,
             watchdog=self.watchdog,
         )
+        self._is_scheduler = isinstance(backend, Scheduler)  # asked once: that takes longer than a short handler
         self.name_source = backend if isinstance(backend, NameSource) else None
         self.driver = thread.acquire()
         self.driver.when_lost(self._lose_all)
@@ -90,9 +99,9 @@ class Connection:
 
     def check_accepts_work(self) -> None:
         """Raise `LeasekitError` if the backend cannot schedule a successor with a settlement."""
-        name = type(self.backend).__name__
-        if isinstance(self.backend, Scheduler):
+        if self._is_scheduler:
             return
+        name = type(self.backend).__name__
         if isinstance(self.backend, TaskSink):
             what = f"{name} cannot settle a task and schedule another in one transaction"
             raise LeasekitError(f"{what}: call client.schedule(…) in the block, and expect a second one after a crash")
@@ -115,6 +124,12 @@ class Connection:
             "leasekit.leases.capacity": keeper.capacity,
             "leasekit.settlements.pending": len(keeper.outbox),
         }
+
+    def check_labels(self, labels: Mapping[str, str]) -> None:
+        """Raise `ConfigError` if there are labels, and the service takes none."""
+        if labels and not self.backend.capabilities.labels:
+            name = type(self.backend).__name__
+            raise ConfigError(f"{name} takes no labels of workers: give tasks for some workers a kind of their own")
 
     def health(self) -> Health:
         """Judge whether leases can be kept. Any thread: the driver's may be stalled."""
@@ -182,6 +197,8 @@ class Connection:
         self.closed = True
         try:
             await self.keeper.aclose()
+            if self._queue_claims is not None:
+                await self._queue_claims.aclose()
         finally:
             self._loop.cancel()
 

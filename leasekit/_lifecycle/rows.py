@@ -38,9 +38,10 @@ class Trigger(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Limits(NamedTuple):
-    """The bounds on failures of a task, and its waits between attempts."""
+    """The bounds on failures of a task, and its waits: between attempts, and in a queue."""
 
     max_attempts: int | None
     max_crashes: int
     retry: bytes | None  # a RetryPolicy as JSON; None: the default
     expiry: str | None = None  # "retry": a run that times out counts as an attempt; None: as a crash
+    enqueue_timeout: float = 60.0  # seconds after which a task in a queue is due again

@@ -6,14 +6,16 @@
     │      │ claim           │ release, crash,   │        ├─ retry, time_out ─▶ RETRIABLE_FAILURE ── claim ─▶ CLAIMED
     │      │                 │ expire            │        └─ exhaust ─▶ DEAD
     └▶ ENQUEUED ◀────────────┴───────────────────┘
-       enqueue                                       cancel, from everywhere that has not ended ─▶ CANCELLED
-   NEW ── drop ─▶ DROPPED: a task that it was to run after has ended, and not in success
+       enqueue, unqueue                              cancel, from everywhere that has not ended ─▶ CANCELLED
+   NEW, ENQUEUED ── drop ─▶ DROPPED: a task that it was to run after has ended, and not in success, or it is too late
+   NEW, ENQUEUED, RETRIABLE_FAILURE ── reschedule ─▶ the same: it waits, until another time or in another lane
    DEAD, FATAL_FAILURE ── redrive ─▶ ENQUEUED, and DROPPED ── redrive ─▶ NEW: a new life, at an operator's request
 
 Rule 1: what is not in the table cannot happen.
 Rule 2: this module has no clock, no store and no randomness (sans-IO); callers pass `now`.
 Rule 3: every change writes the next trigger time, so that a task is picked up again if no other event comes.
-        The store is the queue: a claim takes due tasks directly, and a task that is put back is due at once.
+        A claim takes due tasks from the store directly, and a task that is put back is due at once. A task in a queue
+        of messages is due again after its enqueue timeout: the queue may have lost it.
 """
 
 import enum
@@ -25,7 +27,9 @@ from leasekit.task import Outcome, Status
 class Event(enum.StrEnum):
     """An event in the life of a task."""
 
-    ENQUEUE = "enqueue"  # reserved for services with queues: while the store is the queue, it never happens
+    ENQUEUE = "enqueue"  # the consumer moves a due task to a queue of messages, if the service has such queues
+    UNQUEUE = "unqueue"  # the queue has not taken it, or a gate or limit stops it at its claim; it has not run yet
+    UNQUEUE_RETRY = "unqueue_retry"  # the same for a task whose last run has failed
     CLAIM = "claim"
     HOLD = "hold"  # a heartbeat for a task in a buffer: the handler has not begun
     BEAT = "beat"
@@ -39,7 +43,8 @@ class Event(enum.StrEnum):
     TIME_OUT = "time_out"  # an expiry that counts as an attempt, because its task says so
     EXHAUST = "exhaust"  # a retry, a crash, an expiry or a time-out past the task's own limit
     CANCEL = "cancel"
-    DROP = "drop"  # a task that this one was to run after did not succeed
+    DROP = "drop"  # a task that this one was to run after did not succeed, or this one has not begun in time
+    RESCHEDULE = "reschedule"  # a task that waits gets another due time or priority
     REDRIVE = "redrive"  # an operator begins a new life of a task that has ended
 
 
@@ -57,13 +62,18 @@ NEXT: dict[Status, dict[Event, Status]] = {
     Status.NEW: {
         Event.ENQUEUE: Status.ENQUEUED,
         Event.CLAIM: Status.CLAIMED,
+        Event.RESCHEDULE: Status.NEW,
         Event.CANCEL: Status.CANCELLED,
         Event.DROP: Status.DROPPED,
     },
     # The holder of an expired lease may still report: finished work is not thrown away.
     Status.ENQUEUED: {
         Event.ENQUEUE: Status.ENQUEUED,
+        Event.UNQUEUE: Status.NEW,
+        Event.UNQUEUE_RETRY: Status.RETRIABLE_FAILURE,
         Event.CLAIM: Status.CLAIMED,
+        Event.RESCHEDULE: Status.ENQUEUED,
+        Event.DROP: Status.DROPPED,
         **_WHEN_RUN_ENDS,
     },
     Status.CLAIMED: {
@@ -85,6 +95,7 @@ NEXT: dict[Status, dict[Event, Status]] = {
     Status.RETRIABLE_FAILURE: {
         Event.ENQUEUE: Status.ENQUEUED,
         Event.CLAIM: Status.CLAIMED,
+        Event.RESCHEDULE: Status.RETRIABLE_FAILURE,
         **_WHEN_RUN_ENDS,
     },
     Status.FATAL_FAILURE: {Event.REDRIVE: Status.ENQUEUED},
@@ -109,6 +120,7 @@ ENDING: dict[Outcome | Literal["expired"], Event] = {
 }  # the event of each end of a run: of the outcomes that holders report, and of an expired lease
 
 REDRIVEN = "redriven"  # the outcome of a redrive's entry in the history of a task
+RESCHEDULED = "rescheduled"  # and of a reschedule's
 
 WOUND_DOWN = frozenset({Event.RETRY, Event.RELEASE, Event.CRASH, Event.EXPIRE, Event.TIME_OUT})
 """Ends after which a task runs again, except where a cancel was requested: then the task is cancelled."""
@@ -132,7 +144,8 @@ def event_of_cancel(status: Status) -> Event | None:
 def next_trigger(status: Status, *, now: float, after: float) -> float | None:
     """Return when the store next looks at a task that enters `status` now; None: the status is final.
 
-    For a waiting task, `after` is the wait until it may run: none, that of its retry policy, or as its holder asked.
+    For a waiting task, `after` is the wait until it may run: none, that of its retry policy, or as its holder asked;
+    for a task that is moved to a queue, the enqueue timeout.
     For a leased task, `after` is the granted ttl: the claim timeout, and with every heartbeat the heartbeat timeout.
     """
     return None if status.ended else now + after

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from leasekit._lifecycle.rows import Limits, Trigger
-from leasekit._lifecycle.states import LEASED, WOUND_DOWN, Event, event_of_cancel, next_trigger, step
+from leasekit._lifecycle.states import LEASED, WAITING, WOUND_DOWN, Event, event_of_cancel, next_trigger, step
 from leasekit.task import NAME_PREFIX, Exponential, RetryPolicy, Status
 
 if TYPE_CHECKING:
@@ -44,6 +44,36 @@ def grant(row: Trigger, worker: str, token: str, *, now: float, at: float) -> Tr
         started_at=None,
         heartbeat_at=None,
     )
+
+
+def enqueue(row: Trigger, *, timeout: float, now: float) -> Trigger:
+    """Return the task after it was moved to a queue: it is due again after `timeout`, unless it is claimed by then."""
+    status = step(row.status, Event.ENQUEUE)
+    return replace(row, status=status, next_trigger_at=next_trigger(status, now=now, after=timeout))
+
+
+def unqueue(row: Trigger, *, due_at: float, before: Status | None = None) -> Trigger:
+    """Return a task after it left its queue unclaimed, due at `due_at`; `before` is its status before it was moved.
+
+    A task that was given back, or whose holder died, is `enqueued` also without queues.
+    """
+    status = row.status
+    if before is Status.RETRIABLE_FAILURE:
+        status = step(status, Event.UNQUEUE_RETRY)
+    elif status is Status.ENQUEUED and row.fence == 0:
+        status = step(status, Event.UNQUEUE)
+    return replace(row, status=status, next_trigger_at=due_at)
+
+
+def is_claimable(row: Trigger, fence: int, *, now: float) -> bool:
+    """Whether a message that says `fence` entitles to the task: it is due, or has not run since it was moved.
+
+    A message is sent for a due task only. So one with the task's present fence was sent after its last run, and none
+    can bring forward a wait that began with the end of a later run: that run has raised the fence.
+    """
+    if row.status not in WAITING or row.next_trigger_at is None:
+        return False
+    return row.next_trigger_at <= now or (row.status is Status.ENQUEUED and row.fence == fence)
 
 
 def is_latest(row: Trigger, token: str) -> bool:
@@ -118,6 +148,17 @@ def redriven(row: Trigger, *, now: float) -> Trigger:
         run_until=None,
         ended_at=None,
     )
+
+
+def rescheduled(row: Trigger, *, at: float, priority: int | None) -> Trigger:
+    """Return a waiting task as due at `at`, with this priority (None: its own).
+
+    The reschedule takes a fence of its own, for its entry in the history. So a message in a queue that was sent for the
+    task before is of no use: it could bring the new time forward.
+    """
+    status = step(row.status, Event.RESCHEDULE)
+    priority = row.priority if priority is None else priority
+    return replace(row, status=status, fence=row.fence + 1, priority=priority, next_trigger_at=at)
 
 
 def unexpired(row: Trigger) -> Trigger:

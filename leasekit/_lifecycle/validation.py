@@ -10,7 +10,7 @@ short items in a long list (`read`), many arrays and objects in a value (`value_
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -19,21 +19,33 @@ from msgspec import UNSET, Raw, Struct
 
 from leasekit import wire
 from leasekit.errors import Refused
-from leasekit.task import Beat, NewTask, Outcome, Settlement
+from leasekit.task import Beat, NewTask, Outcome, Settlement, TaskSelection
 
 _R = TypeVar("_R", bound=Struct)
 
 ENDS: frozenset[Outcome] = frozenset({"success", "fatal"})  # outcomes that may have successors
 
 _NULL = b"null"
-_NO_DEPENDENCIES = "needs dependencies, which this service lacks: schedule this task from the one before, with `then`"
-_NO_KEYS = "needs fair shares by key, which this service lacks: leave the key out"
+_NO_DEBOUNCE = "has no effect at this service: its dedupe keys count as long as tasks are kept"
+LACKING = {
+    "after": "needs dependencies, which this service lacks: schedule this task from the one before, with `then`",
+    "key": "needs fair shares by key, which this service lacks: leave the key out",
+    "debounce": _NO_DEBOUNCE,
+    "dedupe_scope": _NO_DEBOUNCE,
+    "tags": "needs an index of tags, which this service lacks: use `collection`, or leave the tags out",
+    "requires": "needs labels of workers, which this service lacks: give such tasks a kind of their own",
+    "start_deadline": "has no effect at this service, which starts a task however late it is: leave it out",
+}
+"""The options of a task that a service may lack, and why it refuses them."""
+_NOT_GIVEN: tuple[Any, ...] = (None, UNSET, [], {}, "kept")
 _OWN_DEPENDENCY = "names the task itself: it would never be ready"
 _NO_JSON = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
 # `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
 _PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
+# The last "at" of msgspec's message: the text before it may repeat names that the client chose.
+_AT = re.compile(r"(.*) - at (`key` in )?`\$(.*)`", re.DOTALL)
 _ABSENT = re.compile(r"^Object (?:missing required|contains unknown) field `(.*)`$", re.DOTALL)
 # msgspec's message about a number with a fraction or exponent where the type is an integer, and the path to it.
 _FLOAT = re.compile(r"Expected `int(?: \| null)?`, got `float` - at `\$((?:\.\w+|\[\d+\])+)`")
@@ -46,17 +58,16 @@ def read(body: bytes, request_type: type[Any]) -> Any:
     """Decode and check a request of this type. Raises `Refused`, msgspec's `DecodeError`, and `RecursionError`."""
     if len(body) > wire.MAX_NAMES:
         _check_shape(body)
-    return _decode_and_check(body, request_type, dependencies=True, keys=True)
+    return _decode_and_check(body, request_type, lacks=())
 
 
-def checked(request_type: type[_R], body: Mapping[str, Any], *, dependencies: bool = False, keys: bool = True) -> _R:
+def checked(request_type: type[_R], body: Mapping[str, Any], *, lacks: Collection[str] = ()) -> _R:
     """Check a request of this process as a server would, and return it with users' values as bytes.
 
-    `dependencies`: whether this service keeps tasks that wait for others; `keys`: whether it shares claims out among
-    the keys of tasks. Raises `Refused`.
+    `lacks`: the options of tasks that this service does not have, of `LACKING`. Raises `Refused`.
     """
     try:
-        return _decode_and_check(_encode(body), request_type, dependencies=dependencies, keys=keys)
+        return _decode_and_check(_encode(body), request_type, lacks=lacks)
     except Refused:
         raise
     except _NO_JSON as error:
@@ -77,26 +88,26 @@ def check_limit(field: str, count: object) -> None:
         raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
 
 
-def check_new_tasks(tasks: Sequence[NewTask], *, dependencies: bool = False, keys: bool = True) -> None:
-    """Raise `Refused` if a payload is too big, too deep or not JSON, or a task has an impossible dependency or key."""
-    errors = _Errors(dependencies=dependencies, keys=keys)
+def check_new_tasks(tasks: Sequence[NewTask], *, lacks: Collection[str] = ()) -> None:
+    """Raise `Refused` if a payload is too big, too deep or not JSON, or a task has an option that cannot be."""
+    errors = _Errors(lacks)
     for item, task in enumerate(tasks):
         errors.check_task(item, "", task)
     errors.refuse()
 
 
-def check_beats(beats: Sequence[Beat], *, dependencies: bool = False, keys: bool = True) -> None:
-    """Raise `Refused` if a progress is too big, nested too deep or not JSON; the options have no effect here."""
-    errors = _Errors(dependencies=dependencies, keys=keys)
+def check_beats(beats: Sequence[Beat], *, lacks: Collection[str] = ()) -> None:
+    """Raise `Refused` if a progress is too big, nested too deep or not JSON; `lacks` has no effect here."""
+    errors = _Errors(lacks)
     for item, beat in enumerate(beats):
         if beat.progress is not UNSET:
             errors.check_value(item, "progress", beat.progress, wire.MAX_PROGRESS)
     errors.refuse()
 
 
-def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool = False, keys: bool = True) -> None:
+def check_settlements(settlements: Sequence[Settlement], *, lacks: Collection[str] = ()) -> None:
     """Raise `Refused` if a value or a successor does not fit, or if an outcome must not have successors."""
-    errors = _Errors(dependencies=dependencies, keys=keys)
+    errors = _Errors(lacks)
     for item, settlement in enumerate(settlements):
         errors.check_value(item, "result", settlement.result, wire.MAX_PAYLOAD)
         errors.check_value(item, "error", settlement.error, wire.MAX_ERROR)
@@ -109,11 +120,11 @@ def check_settlements(settlements: Sequence[Settlement], *, dependencies: bool =
 
 def refusal(error: msgspec.ValidationError) -> Refused:
     """Turn msgspec's error, which ends in "at `$.tasks[3].kind`", into a `Refused` of item 3 and field `kind`."""
-    # The last "at": the text before it may repeat names that the client chose.
-    detail, _, path = str(error).rpartition(" - at `$")
-    if not detail:
-        detail, path = str(error), ""
-    place = _PLACE.fullmatch(path.removesuffix("`"))
+    at = _AT.fullmatch(str(error))
+    detail, in_key, path = at.groups() if at else (str(error), None, "")
+    if in_key:
+        detail = f"a name in it does not fit: {detail}"
+    place = _PLACE.fullmatch(path.replace("[...]", ""))
     batch, item, inside = place.groups() if place else (None, None, None)
     absent = _ABSENT.search(detail)
     names = [batch if item is None else inside, absent[1] if absent else None]
@@ -137,9 +148,8 @@ def shortened(text: str) -> str:
 class _Errors:
     """The faults of one batch: each check adds those that it finds, and `refuse` raises all of them as a `Refused`."""
 
-    def __init__(self, *, dependencies: bool, keys: bool) -> None:
-        self._dependencies = dependencies
-        self._keys = keys
+    def __init__(self, lacks: Collection[str]) -> None:
+        self._lacks = lacks
         self._faults: list[dict[str, Any]] = []
         self._nodes = 0
 
@@ -160,12 +170,11 @@ class _Errors:
 
     def check_task(self, item: int, field_prefix: str, task: NewTask) -> None:
         self.check_value(item, f"{field_prefix}payload", task.payload, wire.MAX_PAYLOAD)
-        if task.after and not self._dependencies:
-            self.add(item, f"{field_prefix}after", _NO_DEPENDENCIES)
-        elif task.id in task.after:
+        for option in self._lacks:
+            if getattr(task, option) not in _NOT_GIVEN:
+                self.add(item, f"{field_prefix}{option}", LACKING[option])
+        if task.id in task.after:
             self.add(item, f"{field_prefix}after", _OWN_DEPENDENCY)
-        if task.key is not None and not self._keys:
-            self.add(item, f"{field_prefix}key", _NO_KEYS)
 
     def _fault(self, raw: bytes, most: int) -> str | None:
         """Return why a value does not fit; raise if it is not JSON, or if the values together have too many parts."""
@@ -210,6 +219,8 @@ def value_fault(value: bytes, most: int) -> str | None:
     if len(value) > most:
         return f"has {len(value):,} bytes: {most:,} at most"
     left = _brackets(value)
+    if not left:  # nearly always
+        return None
     nodes = left.count(b"[")
     if nodes > wire.MAX_NODES:
         return f"has {nodes:,} arrays and objects: {wire.MAX_NODES:,} at most"
@@ -292,6 +303,7 @@ def _check_item(item: Raw, error_place: Mapping[str, Any]) -> None:
 
 
 def _check_count(items: Sequence[Raw], error_place: Mapping[str, Any], name: str) -> None:
+    """Raise `Refused` for more than `MAX_BATCH` items; `error_place` says which item and field, for programs."""
     if len(items) > wire.MAX_BATCH:
         detail = f"has {len(items):,} items: {wire.MAX_BATCH:,} at most"
         raise Refused(f"{name} {detail}", errors=[{**error_place, "detail": detail}])
@@ -311,11 +323,14 @@ _CHECKS: dict[type[Any], tuple[str, Callable[..., None]]] = {
 }
 
 
-def _decode_and_check(body: bytes, request_type: type[_R], *, dependencies: bool, keys: bool) -> _R:
+def _decode_and_check(body: bytes, request_type: type[_R], *, lacks: Collection[str]) -> _R:
     request: _R = _decode_request(body, request_type)
     if type(request) in _CHECKS:
         batch, check = _CHECKS[type(request)]
-        check(getattr(request, batch), dependencies=dependencies, keys=keys)
+        check(getattr(request, batch), lacks=lacks)
+    elif "tags" in lacks and isinstance(request, TaskSelection) and request.tags is not None:
+        detail = LACKING["tags"]
+        raise Refused(f"tags {detail}", errors=[{"field": "tags", "detail": detail}])
     return request
 
 

@@ -1,4 +1,4 @@
-"""Buffer: tasks that are claimed and have not begun, between the driver's thread and an executor's."""
+"""Buffer: tasks that wait for a slot, between the driver's thread and an executor's."""
 
 import threading
 from collections import deque
@@ -8,11 +8,14 @@ from leasekit._worker.claimed_task import ClaimedTask
 
 
 class Buffer:
-    """Claimed tasks, the most urgent first. The code that takes one out, in any thread, must run it or give it back."""
+    """Claimed tasks, the most urgent first, and of one priority those first whose run has begun before and goes on.
+
+    The code that takes one out, in any thread, must run it, give it back, or end its run.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._queues: dict[int, deque[ClaimedTask]] = {}  # in the order of priorities
+        self._queues: dict[tuple[int, bool], deque[ClaimedTask]] = {}  # by priority and whether it is new, in order
         self._closed = False
 
     def __len__(self) -> int:
@@ -23,11 +26,11 @@ class Buffer:
         """Add a batch, and wake as many waiting threads as there are tasks, under one lock."""
         with self._changed:
             for work in works:
-                priority = work.held.task.priority
-                if priority not in self._queues:
-                    self._queues[priority] = deque()
+                lane = work.held.task.priority, work.is_new
+                if lane not in self._queues:
+                    self._queues[lane] = deque()
                     self._queues = dict(sorted(self._queues.items()))
-                self._queues[priority].append(work)
+                self._queues[lane].append(work)
             self._changed.notify(len(works))
 
     def take(self) -> ClaimedTask | None:
@@ -43,11 +46,32 @@ class Buffer:
             return work
 
     def take_back(self, until: float) -> list[ClaimedTask]:
-        """Remove and return all tasks that came in at `until` or before."""
+        """Remove and return all new tasks that came in at `until` or before."""
         with self._changed:
             return [
-                queue.popleft() for queue in self._queues.values() for _ in range(len(queue)) if queue[0].since <= until
+                queue.popleft()
+                for (_, is_new), queue in self._queues.items()
+                for _ in range(len(queue) if is_new else 0)
+                if queue[0].since <= until
             ]
+
+    def take_begun(self) -> list[ClaimedTask]:
+        """Remove and return all tasks whose run has begun before."""
+        with self._changed:
+            return [
+                queue.popleft()
+                for (_, is_new), queue in self._queues.items()
+                for _ in range(0 if is_new else len(queue))
+            ]
+
+    def remove(self, work: ClaimedTask) -> bool:
+        """Remove this task; return whether it was here, and not taken before."""
+        with self._changed:
+            for queue in self._queues.values():
+                if work in queue:
+                    queue.remove(work)
+                    return True
+        return False
 
     def close(self) -> None:
         """Close the buffer: no task will come in, and waiting threads return."""

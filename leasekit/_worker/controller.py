@@ -1,6 +1,8 @@
 """Controller: claim tasks ahead for one executor, and settle tasks whose handlers have ended, in the driver's loop.
 
     claim ──▶ (confirmed) ──▶ buffer ──▶ executor ──▶ ended ──▶ the keeper's outbox
+                                 │  ▲       └─ NotYet: waits until it is due ─┐
+                                 │  └─────────────────────────────────────────┘
                                  └─ too long in the buffer, or the worker stops: given back
 
 Rule 1: no error of a service or an adapter ends the controller: it waits, logs once, and tries again.
@@ -16,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from msgspec import structs
 
@@ -27,7 +30,8 @@ from leasekit._driver.reporting.outbox import Delivery
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.executor import Executor
 from leasekit._worker.handlers import Handler
-from leasekit._worker.window import Window
+from leasekit._worker.waiting import WaitingRuns
+from leasekit._worker.window import Calls, Window, WindowSize
 from leasekit.errors import Closed, Draining, Unavailable
 from leasekit.hooks import log_fields
 from leasekit.task import Settlement, Task
@@ -36,7 +40,6 @@ logger = logging.getLogger("leasekit")
 
 _POLL = 20.0  # seconds of one long poll
 _LOOK = 1.0  # seconds: check at least this often
-_LONGEST_IN_BUFFER = 4  # times `ahead`, and at least `_LOOK`
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0  # seconds between claims that fail
 
 
@@ -54,7 +57,9 @@ class Controller:
         executor: Executor,
         *,
         ahead: float,
+        window: WindowSize = "auto",
         peers: Sequence["Controller"],
+        labels: Mapping[str, str] = MappingProxyType({}),
         chance: random.Random | None = None,
         look: float = _LOOK,
         poll: float = _POLL,
@@ -65,14 +70,16 @@ class Controller:
         self._handlers = handlers
         self._executor = executor
         self._peers = peers
-        self.window = Window(executor.slots, ahead)
+        self._labels = labels
+        self.window = Window(executor.slots, ahead, size=window, most=self._keeper.capacity)
         self._look = look
         self._poll = poll
-        self._patience = max(_LOOK, _LONGEST_IN_BUFFER * ahead)
-        self._works: dict[str, ClaimedTask] = {}  # by their keys: buffered and running
+        self._works: dict[str, ClaimedTask] = {}  # by their keys: buffered, running and waiting
+        self._waiting = WaitingRuns()
         self._unconfirmed: dict[ClaimedTask, None] = {}  # must not begin before the service acknowledges a heartbeat
         self._ended: deque[tuple[ClaimedTask, Settlement | None]] = deque()  # written by executors' threads
-        self._rung = False  # `_collect_ended` was scheduled and has not begun
+        self._paused: deque[ClaimedTask] = deque()  # written by executors' threads
+        self._rung = False  # `_collect` was scheduled and has not begun
         self._claim: asyncio.Task[list[HeldLease]] | None = None
         self.asked = 0  # tasks asked for by the claim in progress
         self.free = 0  # the window at the last check
@@ -100,20 +107,23 @@ class Controller:
             until = self._clock.now() + self._look
             if self._claim is None and self._not_before > self._clock.now():
                 until = min(until, self._not_before)
+            until = min(until, self._waiting.wake_at)
             await self._clock.wait(self._wake, until)
 
     def stop(self) -> None:
-        """Stop claiming, and give back at once the tasks that have not begun."""
+        """Stop claiming, and give back at once the tasks that have not begun, and those that wait."""
         self._stopping = True
         if self._claim is not None:
             self._claim.cancel()  # the keeper gives back tasks that it may have been granted
         self._give_back(self._executor.buffer.take_back(math.inf))
         for work in list(self._unconfirmed):
             self._keeper.release_if_unstarted(work.held)
+        for work in (*self._waiting.take_all(), *self._executor.buffer.take_begun()):
+            self._give_up(work)
         self._wake.set()
 
     def hurry(self) -> int:
-        """Tell running handlers to end, so that their tasks are given back; return their number."""
+        """Tell running handlers to end, so that their tasks are given back; return the number of these tasks."""
         if (end_all := getattr(self._executor, "end_all", None)) is not None:
             end_all(self._clock.now())
         else:
@@ -134,18 +144,27 @@ class Controller:
 
     @property
     def running(self) -> int:
-        return max(0, self.window.out - len(self._unconfirmed) - self.buffered)
+        return max(0, self.window.out - len(self._unconfirmed) - self.buffered - self.waiting)
+
+    @property
+    def waiting(self) -> int:
+        """The number of runs whose handler said `NotYet`, and that are not due."""
+        return len(self._waiting)
 
     @property
     def buffered(self) -> int:
         return len(self._executor.buffer)
 
     def _once(self, now: float) -> None:
-        """Give back tasks that waited for too long, take the answer of an ended claim, and start the next claim."""
+        """Call runs that are due, give back tasks that waited for too long, take a claim's answer, start the next."""
         self.window.slots = self._executor.slots  # executors' processes come and go
-        if stale := self._executor.buffer.take_back(now - self._patience):
+        if due := self._waiting.due(now):
+            self._executor.put(due)
+        self.window.waiting = len(self._waiting)
+        patience = self.window.patience
+        if stale := self._executor.buffer.take_back(now - patience):
             # These tasks could run elsewhere: long runs hold all slots here, or their event loop is blocked.
-            logger.debug("%d tasks are given back: no slot was free for %g s", len(stale), self._patience)
+            logger.debug("%d tasks are given back: no slot was free for %g s", len(stale), patience)
             self.window.stalled()
             self._give_back(stale)
         if self._claim is not None and self._claim.done():
@@ -155,7 +174,12 @@ class Controller:
             self.asked = limit
             self._claim = asyncio.create_task(
                 self._keeper.claim(
-                    list(self._handlers), limit=limit, wait=self._poll, started=False, failing=self._log_first_failure
+                    list(self._handlers),
+                    limit=limit,
+                    wait=self._poll,
+                    started=False,
+                    failing=self._log_first_failure,
+                    labels=self._labels,
                 )
             )
             self._claim.add_done_callback(lambda _: self._wake.set())
@@ -226,7 +250,9 @@ class Controller:
             if self._stopping or handler is None:
                 self._keeper.release_if_unstarted(held)
                 continue
-            work = ClaimedTask(held, handler, self._connection, since=now, ended=self.record_end)
+            work = ClaimedTask(
+                held, handler, self._connection, since=now, ended=self.record_end, paused=self.record_pause
+            )
             self.window.out += 1
             if held.confirmed is None:
                 ready += self._add_or_join(work)
@@ -265,30 +291,82 @@ class Controller:
             first.again = None
         if old.withdraw():  # it has not begun: the executor will find it withdrawn, and then `again` is run
             self._keeper.drop(old)
-        elif first.run is not None and old.stop is None and not old.lost:
-            first.run.move(held)
-            first.held = held
-            if held.idle_timeout is not None:
-                self._keeper.watch(held)
-            self._keeper.finish(old)
+        elif first.run is not None and old.stop is None and not old.lost and self._may_move(first):
+            self._move(first, held)
             return
         first.again = held
+
+    def _may_move(self, work: ClaimedTask) -> bool:
+        """Return whether no thread begins or ends a call of the handler just now: it runs, or waits for its next."""
+        return work.run is not None and (work.run.ended_at is None or work in self._waiting)
+
+    def _move(self, work: ClaimedTask, held: HeldLease) -> None:
+        """Go on with a run under the newest lease of its task."""
+        assert work.run is not None  # noqa: S101 - it has begun
+        old = work.held
+        work.run.move(held)
+        work.held = held
+        if work in self._waiting:
+            held.listener = partial(self._hear_of, work)
+        if held.idle_timeout is not None:
+            self._keeper.watch(held)
+        self._keeper.finish(old)
 
     def record_end(self, work: ClaimedTask, settlement: Settlement | None) -> None:
         """Record that the handler has ended, or never began (None: nothing to report). Any thread."""
         self._ended.append((work, settlement))
+        self._ring()
+
+    def record_pause(self, work: ClaimedTask) -> None:
+        """Record that the run waits for the next call of its handler. Any thread."""
+        self._paused.append(work)
+        self._ring()
+
+    def _ring(self) -> None:
         if not self._rung:  # one call for all runs that end until it comes
             self._rung = True
-            self._connection.driver.call_soon(self._collect_ended)
+            self._connection.driver.call_soon(self._collect)
 
-    def _collect_ended(self) -> None:
+    def _collect(self) -> None:
         self._rung = False
-        count = 0
+        count, calls = 0, Calls()
+        while self._paused:
+            work = self._paused.popleft()
+            calls.add(work.handler.kind, work.cost, work.waits)
+            self._wait(work)
         while self._ended:
             work, settlement = self._ended.popleft()
             count += 1
+            if not work.is_new:
+                calls.add(work.handler.kind, work.cost, 0.0)
             self._settle_or_finish(work, settlement)
+        calls.count_in(self.window)
         self._count_ended(count)
+
+    def _wait(self, work: ClaimedTask) -> None:
+        """Have a run wait until it is due, unless it must end now."""
+        again, work.again = work.again, None
+        if again is not None and not work.held.lost:
+            self._move(work, again)
+        if self._stopping or work.held.stop is not None or work.held.lost:
+            work.again = again if work.held is not again else None
+            self._give_up(work)
+            return
+        work.held.listener = partial(self._hear_of, work)
+        self._waiting.add(work)
+        self._wake.set()
+
+    def _hear_of(self, work: ClaimedTask) -> None:
+        """End a run that waits and was told to stop, in the next turn: the keeper is not done with its lease."""
+        self._connection.driver.call_soon(self._end_waiting, work)
+
+    def _end_waiting(self, work: ClaimedTask) -> None:
+        if self._waiting.remove(work) or self._executor.buffer.remove(work):  # else a handler hears of it itself
+            self._give_up(work)
+
+    def _give_up(self, work: ClaimedTask) -> None:
+        self._settle_or_finish(work, work.give_up())
+        self._count_ended(1)
 
     def _count_ended(self, count: int) -> None:
         self.window.ended(count)

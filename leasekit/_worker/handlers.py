@@ -3,8 +3,8 @@
 import inspect
 import sys
 import typing
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal, Unpack, cast
 
@@ -13,6 +13,9 @@ import msgspec
 from leasekit._arguments import check_concurrency, check_fields, check_idle_timeout, check_names, new_task
 from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
+from leasekit._worker.around import Around, AroundRun, around_async_run, around_run, named
+from leasekit._worker.around import is_async as is_async_generator
+from leasekit._worker.window import WindowSize, check_window
 from leasekit.config import check_number
 from leasekit.errors import ConfigError, Fatal, NotHeld
 from leasekit.lease import Lease
@@ -37,9 +40,22 @@ class Handler:
     takes_held: bool = False
     idle_timeout: float | None = None
     concurrency: int | None = None  # slots of its own; None: it shares those of the worker
+    window: WindowSize | None = None  # a window of its own, and slots; None: that of the worker
     threads: int = 1  # runs at once in each of its processes
     defaults: TaskDefaults = field(default_factory=TaskDefaults)  # of tasks that are scheduled through the handler
     dedupe: Dedupe | None = None
+    around: tuple[AroundRun, ...] = ()  # code around each run, the outermost first
+
+    def enclosed(self, around: Sequence[Around]) -> "Handler":
+        """Return this handler with the code around its runs. Raises `ConfigError` if that cannot be around it."""
+        functions = tuple(one.function for one in around if one.encloses(self.kind))
+        for function in functions:
+            if is_async_generator(function) and not is_async(self.function):
+                raise ConfigError(
+                    f"@worker.around: {named(function)} is an `async def`, and cannot be around handler {self.kind!r}, "
+                    'which is none: write it without `async`, or name the kinds that it is for: @worker.around("mail")'
+                )
+        return replace(self, around=functions)
 
     def call(self, run: LeasedRun) -> None:
         """Run the function under a lease, in a context of its own. Its value is the result, unless it has settled."""
@@ -47,14 +63,24 @@ class Handler:
         self.call_with(Lease(run))
 
     def call_with(self, held: Lease) -> None:
-        if (arguments := self._arguments(held)) is not None:
+        if (arguments := self._arguments(held)) is None:
+            return
+        if not self.around:
+            _complete(held, self.function(*arguments))
+            return
+        with around_run(self.around, held):
             _complete(held, self.function(*arguments))
 
     async def acall(self, run: LeasedRun) -> None:
         await self.acall_with(Lease(run))
 
     async def acall_with(self, held: Lease) -> None:
-        if (arguments := self._arguments(held)) is not None:
+        if (arguments := self._arguments(held)) is None:
+            return
+        if not self.around:
+            _complete(held, await self.function(*arguments))
+            return
+        async with around_async_run(self.around, held):
             _complete(held, await self.function(*arguments))
 
     def payload(self, payload: tuple[Any, ...], fields: dict[str, Any]) -> msgspec.Raw:
@@ -137,6 +163,7 @@ def declare(
     run: str | None,
     idle_timeout: float | None,
     concurrency: int | None = None,
+    window: WindowSize | None = None,
     threads: int = 1,
     dedupe: Dedupe | None = None,
     **defaults: Unpack[TaskDefaults],
@@ -154,6 +181,8 @@ def declare(
     check_idle_timeout(idle_timeout, owner=f"{what}: ")
     if concurrency is not None:
         check_concurrency(concurrency, owner=f"{what}: ")
+    if window is not None:
+        check_window(window, owner=f"{what}: ")
     check_number(f"{what}: threads", threads, unit="", least=1, most=1_000, whole=True)
     if threads != 1 and run != "process":
         raise ConfigError(f"{what}: threads={threads} is for the processes of run='process': use concurrency")
@@ -163,7 +192,7 @@ def declare(
         check_options(kind, defaults)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what}: {error}") from error
-    schema, takes_held = _signature(what, function)
+    schema, takes_held = signature(what, function)
     return Handler(
         kind=kind,
         function=function,
@@ -172,6 +201,7 @@ def declare(
         takes_held=takes_held,
         idle_timeout=idle_timeout,
         concurrency=concurrency,
+        window=window,
         threads=threads,
         defaults=defaults,
         dedupe=dedupe,
@@ -214,14 +244,21 @@ def _check_process(what: str, function: Callable[..., Any]) -> None:
         )
 
 
-def _signature(what: str, function: Callable[..., Any]) -> tuple[Any, bool]:
+def signature(
+    what: str, function: Callable[..., Any], *, takes: str = "payload", held: str = "lease"
+) -> tuple[Any, bool]:
+    """Return the schema of the first parameter, and whether there is a second. Raises `ConfigError` for any other.
+
+    `takes` and `held` name the two in messages.
+    """
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what} has no signature that can be read: wrap it in a function") from error
     positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
     if not 1 <= len(positional) <= 2 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        raise ConfigError(f"{what} must take the payload, and may take the lease: (payload) or (payload, held)")
+        second = "held" if held == "lease" else held
+        raise ConfigError(f"{what} must take the {takes}, and may take the {held}: ({takes}) or ({takes}, {second})")
     for parameter in parameters:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
             raise ConfigError(f"{what}: the worker does not pass {parameter.name!r}: give that parameter a default")

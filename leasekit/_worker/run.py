@@ -5,9 +5,10 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -15,14 +16,18 @@ import anyio
 from leasekit._driver import thread
 from leasekit._driver.answer import Answer
 from leasekit._worker import supervisor_link
+from leasekit._worker.around import Lifespan, is_async, living_in_loop, named
 from leasekit._worker.controller import Controller
+from leasekit._worker.declaring import Declaring, directory
 from leasekit._worker.draining import DEFAULT_DRAIN, Drain, DrainTimeouts
 from leasekit._worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit._worker.handlers import Handler, RunIn
-from leasekit.backend import KindListener
+from leasekit._worker.window import WindowSize
+from leasekit.backend import KindListener, WindowListener
 from leasekit.client import Client
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import register_gauges
+from leasekit.periodic import PeriodicTask
 from leasekit.wire import MAX_KINDS
 
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ logger = logging.getLogger("leasekit")
 
 _SILENCE = 1.0  # seconds of waiting before a warning is logged
 _LISTEN = 0.5  # seconds
+_TELL = 1.0  # seconds
 
 
 class WorkerRun:
@@ -50,11 +56,19 @@ class WorkerRun:
         *,
         concurrency: int,
         ahead: float,
+        window: WindowSize = "auto",
         patience: DrainTimeouts = DEFAULT_DRAIN,
         end: Callable[[], None] | None = None,
+        periodic: Mapping[str, PeriodicTask] = MappingProxyType({}),
+        lifespans: Sequence[Lifespan] = (),
+        labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._client = client
         self._connection = client.__connection__()
+        self._connection.check_labels(labels)
+        self._declaring = (
+            Declaring(directory(self._connection.backend), periodic, self._connection.coding) if periodic else None
+        )
         self._kinds = list(handlers)
         self.hooks = client.hooks
         self._open = ExitStack()
@@ -64,11 +78,31 @@ class WorkerRun:
         self._loops: list[LoopExecutor] = []
         self._drain = Drain(self._connection, self._controllers, patience, end=end)
         self.over: Answer[None] = Answer()
+        self._lifespans = lifespans
+        self._loop_ready = asyncio.Event()  # set in the driver's loop
         for (run, _), served in _groups(handlers).items():
             first = next(iter(served.values()))
             executor = self._make_executor(run, first.concurrency or concurrency, first)
             self._controllers.append(
-                Controller(self._connection, served, executor, ahead=ahead, peers=self._controllers)
+                Controller(
+                    self._connection,
+                    served,
+                    executor,
+                    ahead=ahead,
+                    window=first.window or window,
+                    peers=self._controllers,
+                    labels=labels,
+                )
+            )
+        self._check_lifespans()
+
+    def _check_lifespans(self) -> None:
+        """Raise `ConfigError` if an `async` lifespan has no event loop to run in."""
+        asynchronous = [named(lifespan) for lifespan in self._lifespans if is_async(lifespan)]
+        if asynchronous and not self._loops:
+            raise ConfigError(
+                f"@worker.lifespan: {asynchronous[0]} is an `async def`, and runs in the event loop of async handlers: "
+                "this worker has none, so write it without `async`"
             )
 
     def _make_executor(self, run: RunIn, slots: int, handler: Handler) -> Executor:
@@ -82,7 +116,14 @@ class WorkerRun:
                 from leasekit._worker.process.pool import ProcessExecutor  # exists on Linux only
 
                 self._threads.append(
-                    ProcessExecutor(slots, handler, self._connection, changed=self._wake_all, failed=self._stop_with)
+                    ProcessExecutor(
+                        slots,
+                        handler,
+                        self._connection,
+                        changed=self._wake_all,
+                        failed=self._stop_with,
+                        lifespans=self._lifespans,
+                    )
                 )
         return self._threads[-1]
 
@@ -122,7 +163,30 @@ class WorkerRun:
         self._open.callback(self.close_loops)
 
     async def run_loops(self) -> None:
-        """Run async handlers in this event loop until `close_loops`. Cancelling this call gives their tasks back."""
+        """Run async handlers in this event loop until `close_loops`. Cancelling this call gives their tasks back.
+
+        Nothing is claimed before the start-ups in this loop have ended; their shutdowns follow the last handler.
+        `check` raises the error of a start-up or a shutdown.
+        """
+        life = AsyncExitStack()
+        try:
+            await life.enter_async_context(living_in_loop(self._lifespans))
+        except Exception as error:  # noqa: BLE001 - raised by `check`
+            self._stop_with(error)
+            return
+        except BaseException:
+            self.stop()
+            raise
+        self._connection.driver.call_soon(self._loop_ready.set)
+        try:
+            await self._run_loops()
+        finally:
+            try:
+                await life.aclose()
+            except Exception as error:  # noqa: BLE001 - raised by `check`
+                self._stop_with(error)
+
+    async def _run_loops(self) -> None:
         if len(self._loops) == 1:  # without a group an error goes on as it is
             await self._loops[0].run()
             return
@@ -146,6 +210,7 @@ class WorkerRun:
         """Stop claiming, give back tasks that have not begun, let handlers end. Any thread, or a signal handler."""
         for controller in self._controllers:
             self._connection.driver.call_soon(controller.stop)
+        self._connection.driver.call_soon(self._loop_ready.set)  # nothing is claimed any longer, and nothing waits
         self._connection.driver.call_soon(self._drain.begin)
 
     def say(self, sentence: str) -> None:
@@ -185,13 +250,30 @@ class WorkerRun:
     async def _run_controllers(self) -> None:
         if isinstance(self._connection.backend, KindListener):
             self._connection.backend.hear_of(self._kinds)
-        draining = asyncio.create_task(self._drain.run())
+        beside = [asyncio.create_task(self._drain.run())]
+        if isinstance(self._connection.backend, WindowListener):
+            beside.append(asyncio.create_task(self._tell_window(self._connection.backend)))
+        if self._declaring is not None:
+            beside.append(asyncio.create_task(self._declaring.run()))
         try:
+            if self.uses_loop:
+                await self._loop_ready.wait()
             async with asyncio.TaskGroup() as group:
                 for controller in self._controllers:
                     group.create_task(controller.run())
         finally:
-            draining.cancel()
+            for task in beside:
+                task.cancel()
+
+    async def _tell_window(self, listener: WindowListener) -> None:
+        """Tell the service of the window, once a second where it has changed."""
+        clock, never, told = self._connection.clock, asyncio.Event(), None
+        while True:
+            if (now := (self.window, self.waiting)) != told:
+                with contextlib.suppress(LeasekitError):  # heartbeats and claims say what is wrong
+                    await listener.tell_window(*now)
+                told = now
+            await clock.wait(never, clock.now() + _TELL)
 
     @property
     def running(self) -> int:
@@ -201,8 +283,16 @@ class WorkerRun:
     def buffered(self) -> int:
         return sum(controller.buffered for controller in self._controllers)
 
+    @property
+    def waiting(self) -> int:
+        return sum(controller.waiting for controller in self._controllers)
+
+    @property
+    def window(self) -> int:
+        return sum(controller.window.bound for controller in self._controllers)
+
     def gauges(self) -> Mapping[str, float]:
-        """Return the values of the gauges: slots, their use, and how many tasks would be claimed (the window)."""
+        """Return the values of the gauges: slots, their use, the size of the window, and how much of it is free."""
         if self.over.done():
             return {}
         controllers = self._controllers
@@ -210,15 +300,18 @@ class WorkerRun:
             "leasekit.worker.slots": sum(controller.window.slots for controller in controllers),
             "leasekit.worker.running": self.running,
             "leasekit.worker.buffered": self.buffered,
+            "leasekit.worker.waiting": self.waiting,
             "leasekit.worker.window": sum(controller.free for controller in controllers),
+            "leasekit.worker.window.size": self.window,
         }
 
 
 def _groups(handlers: Mapping[str, Handler]) -> dict[tuple[RunIn, str | None], dict[str, Handler]]:
-    """Return the handlers that share an executor. One with a concurrency or processes of its own shares with none."""
+    """Return the handlers that share an executor. One with a concurrency, a window or processes of its own does not."""
     groups: dict[tuple[RunIn, str | None], dict[str, Handler]] = {}
     for kind, handler in handlers.items():
-        alone = kind if handler.run == "process" or handler.concurrency is not None else None
+        is_alone = handler.run == "process" or handler.concurrency is not None or handler.window is not None
+        alone = kind if is_alone else None
         groups.setdefault((handler.run, alone), {})[kind] = handler
     for (run, _), served in groups.items():
         if len(served) > MAX_KINDS:

@@ -20,6 +20,7 @@ from leasekit._worker.supervisor_link import attached
 
 LOST_EXIT_CODE = 75  # EX_TEMPFAIL: a handler outlived its lease, so the process was ended
 _LEFTOVERS = 10.0  # seconds after a signal for threads and tasks that handlers have left behind to end
+_LOOK = 0.1  # seconds between two looks at whether a start-up takes too long
 _LAST_LOGS = 1.0  # seconds for logs to be written before a process is ended
 _HANG_UP = frozenset({number for number in signal.Signals if number.name == "SIGHUP"})  # Windows has none
 
@@ -94,6 +95,22 @@ class Signals:
             self._last_word = threading.Timer(min(_LEFTOVERS, max(_LAST_LOGS, left)), self.end_at_once)
             self._last_word.daemon = True
             self._last_word.start()
+
+    @contextmanager
+    def bounding(self, timeout: float) -> Generator[None]:
+        """Have the process ended if this block goes on `timeout` seconds after a signal."""
+        left = threading.Event()
+
+        def watch() -> None:
+            while not left.wait(_LOOK):
+                if time.monotonic() > self._heard_at + timeout:
+                    self.end_at_once()
+
+        threading.Thread(target=watch, name="leasekit-start-up", daemon=True).start()
+        try:
+            yield
+        finally:
+            left.set()
 
     def end_at_once(self) -> NoReturn:
         """End the process, whatever code runs in it. Any thread."""

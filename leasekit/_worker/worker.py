@@ -17,31 +17,41 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 import anyio
+from anyio.from_thread import start_blocking_portal
 from msgspec.structs import replace
 
-from leasekit._arguments import check_arguments, check_concurrency
+from leasekit._arguments import check_arguments, check_concurrency, checked_codecs, checked_labels
 from leasekit._driver.bridge import call_soon_here, outcome
 from leasekit._driver.guarding.watchdog import Mode, check_mode
 from leasekit._driver.reporting.spool import Spool
 from leasekit._worker import supervisor_link
+from leasekit._worker.around import Around, AroundRun, Lifespan, living, living_in_loop, named
+from leasekit._worker.around import check as check_generator
+from leasekit._worker.around import is_async as is_generator_async
+from leasekit._worker.declaring import declaration
 from leasekit._worker.draining import DEFAULT_DRAIN, DrainTimeouts
 from leasekit._worker.handler_function import HandlerFunction
 from leasekit._worker.handlers import Dedupe, Handler, declare, is_async
 from leasekit._worker.process import here
 from leasekit._worker.run import WorkerRun
 from leasekit._worker.signals import Signals, end_lost
+from leasekit._worker.window import WindowSize, check_window
 from leasekit.backend import Backend
 from leasekit.client import Client, ServiceOptions
+from leasekit.codecs import Codecs
 from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
+from leasekit.flows import Flow
 from leasekit.hooks import Hook
 from leasekit.lease import lease
+from leasekit.periodic import PeriodicOptions, PeriodicTask
 from leasekit.task import Health, Task, TaskDefaults
 
 logger = logging.getLogger("leasekit")
@@ -49,6 +59,8 @@ logger = logging.getLogger("leasekit")
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+A = TypeVar("A", bound=AroundRun)
+L = TypeVar("L", bound=Lifespan)
 
 
 class Worker:
@@ -63,9 +75,13 @@ class Worker:
         heartbeats: The rhythm of heartbeats, if the worker makes its client itself.
         concurrency: Slots for async handlers, as many threads for the others, and as many for each kind that runs in
             processes.
-        ahead: Seconds of work to claim beyond the slots, at the present pace. Tasks that stay in the buffer for longer
-            all the same (four times that, and at least a second) are given back. 0 claims only tasks that begin at
-            once.
+        window: How many tasks to hold at the most: those that run, that wait after `NotYet`, and that wait for a slot.
+            Async handlers, the others, and each kind with slots of its own have each a window of this size. "auto"
+            follows what is measured: for how long a call of a handler takes a slot, and for how long its run waits
+            then; so many tasks are held as keep all slots busy. The capacity of the heartbeats bounds both.
+        ahead: Seconds of work to claim beyond the slots, at the present pace, where the window has no given size. Tasks
+            that stay in the buffer for longer all the same (four times that, and at least a second; and longer in a
+            window that is larger than the slots) are given back. 0 claims only tasks that begin at once.
         hooks: Callables that are called with each event, if the worker makes its client itself.
         watchdog: With "auto", the process of a worker that is run by `run()` ends before the trust in a lease whose
             handler goes on: by itself (exit code 75) if the interpreter has its turn in time, by the kernel (SIGKILL)
@@ -81,7 +97,10 @@ class Worker:
             worker waits.
         spool: A directory for results that could not be reported. They survive the process, and the next worker
             reports them. None: they are kept in memory only, as long as the process lives.
-        options: What the backend of the URL is given, as for `connect`: `headers`, `ca`, `proxy`.
+        codec: A `leasekit.codecs.Codec`, or several, as for `connect`, if the worker makes its client itself. Handlers
+            and their `dedupe` functions see clear values.
+        labels: What this worker has, as `{"gpu": "a100"}`: it also gets tasks that require some of these.
+        options: What the backend of the URL is given, as for `connect`: `token`, `headers`, `ca`, `proxy` …
     """
 
     def __init__(
@@ -90,36 +109,50 @@ class Worker:
         *,
         heartbeats: Heartbeats | None = None,
         concurrency: int = 8,
+        window: WindowSize = "auto",
         ahead: float = 0.25,
         hooks: Sequence[Hook] = (),
         watchdog: Mode = "auto",
         drain_grace: float = DEFAULT_DRAIN.grace,
         drain_timeout: float = DEFAULT_DRAIN.timeout,
         spool: str | os.PathLike[str] | None = None,
+        codec: Codecs = None,
+        labels: Mapping[str, str] = MappingProxyType({}),
         **options: Unpack[ServiceOptions],
     ) -> None:
-        if isinstance(client_or_url, Client) and (heartbeats is not None or hooks or options):
-            raise ConfigError("this client has its own heartbeats, hooks and options: give them to connect() instead")
+        if isinstance(client_or_url, Client) and (heartbeats is not None or hooks or codec or options):
+            raise ConfigError(
+                "this client has its own heartbeats, hooks, codecs and options: give them to connect() instead"
+            )
         service = None if isinstance(client_or_url, Client) else client_or_url
         check_arguments(service=service, heartbeats=heartbeats, hooks=hooks)
         check_concurrency(concurrency)
+        check_window(window)
         check_number("ahead", ahead)
         check_mode(watchdog)
         self._patience = DrainTimeouts(grace=drain_grace, timeout=drain_timeout)
         self._service = client_or_url
         self._heartbeats = heartbeats
         self._concurrency = concurrency
+        self._window: WindowSize = window
         self._ahead = ahead
         self._hooks = list(hooks)
+        self._codecs = checked_codecs(codec)
         self._options = options
         self._watchdog: Mode = watchdog
         self.spool = None if spool is None else Path(spool)
         """The directory for results that could not be reported."""
+        self.labels: dict[str, str] = checked_labels(labels)
+        """What this worker has, as `{"gpu": "a100"}`."""
         self._handlers: dict[str, Handler] = {}
+        self._periodic: dict[str, PeriodicTask] = {}
+        self._around: list[Around] = []
+        self._lifespans: list[Lifespan] = []
         self._run: WorkerRun | None = None
         self._at_work: Client | None = None
         self._busy = threading.Lock()
         self._stopping = False
+        self._unsaid: str | None = None  # by which signal, until the run has said it
 
     def handler(
         self,
@@ -128,6 +161,7 @@ class Worker:
         run: Literal["async", "thread", "process"] | None = None,
         idle_timeout: float | None = None,
         concurrency: int | None = None,
+        window: WindowSize | None = None,
         threads: int = 1,
         dedupe: Dedupe | None = None,
         **defaults: Unpack[TaskDefaults],
@@ -154,6 +188,7 @@ class Worker:
             concurrency: Limit the runs of this kind, and give it slots of its own beside the worker's, so that
                 it neither waits for other kinds nor delays them, and is claimed for these slots alone. A kind with
                 `run="process"` has slots of its own also without it: as many as the worker's concurrency.
+            window: A window of its own for this kind, as the worker's `window`; it has slots of its own then, too.
             threads: With `run="process"`, how many runs share a process, each in a thread of it: fewer processes, for
                 handlers that mostly wait. The price: if one of them must be killed, or crashes, the others in its
                 process end with it, as crashes.
@@ -168,8 +203,7 @@ class Worker:
         def register(function: Callable[Concatenate[T, P], R]) -> HandlerFunction[T, P, R]:
             if isinstance(function, HandlerFunction):  # it is the handler of another kind too
                 function = cast("HandlerFunction[T, P, R]", function).function
-            if self._busy.locked():
-                raise ConfigError(f"handler {kind!r} is declared too late: declare handlers before the worker runs")
+            self._check_idle(f"handler {kind!r}")
             if kind in self._handlers:
                 raise ConfigError(f"kind {kind!r} has a handler already: one kind, one handler")
             handler = declare(
@@ -178,6 +212,7 @@ class Worker:
                 run=run,
                 idle_timeout=idle_timeout,
                 concurrency=concurrency,
+                window=window,
                 threads=threads,
                 dedupe=dedupe,
                 **defaults,
@@ -186,6 +221,103 @@ class Worker:
             return HandlerFunction(function, handler, self._submitter)
 
         return register
+
+    def add(self, flow: Flow[Any], *, concurrency: int | None = None) -> None:
+        """Run the steps of a flow here. They are `async def`, all of them or none.
+
+        Raises `ConfigError` for a graph with a fault, and names the step.
+
+        Args:
+            flow: The flow, with all its steps.
+            concurrency: As for `handler`: slots of its own.
+        """
+        self.handler(flow.kind, concurrency=concurrency)(flow.__handler__())
+
+    def periodic(
+        self, cron: str | None = None, /, **options: Unpack[PeriodicOptions]
+    ) -> Callable[[HandlerFunction[T, P, R]], HandlerFunction[T, P, R]]:
+        """Declare, above `@worker.handler`, that the service schedules a task of this kind again and again.
+
+        The service is told when the worker starts. What an operator changes there holds until the code says something
+        new, and a pause stays also then. During a deploy the newer code wins. What is removed from the code goes on at
+        the service until it is deleted there.
+
+        Raises `ConfigError` if there is no such rule or payload, or the name is taken, and TypeError for an unknown
+        option. Whether the service knows the cron expression and the time zone shows when the worker runs: it logs an
+        error otherwise.
+
+        Args:
+            cron: Minute, hour, day of the month, month and day of the week, as in `0 7 * * MON-FRI`; or give `every`.
+            options: Those of `PeriodicTask`: `tz`, `every`, `payload`, `overlap` and others, and of its tasks; and the
+                `name` of the periodic task, which is the kind by default. The handler's own defaults hold too.
+        """
+
+        def register(function: HandlerFunction[T, P, R]) -> HandlerFunction[T, P, R]:
+            if not isinstance(cast("object", function), HandlerFunction):
+                raise ConfigError("a periodic task is one of a handler: write @worker.periodic above @worker.handler")
+            name, task = declaration(function, cron, options)
+            handler = self._handlers.get(task.kind)
+            if handler is None or handler.function is not function.function:
+                raise ConfigError(f"the handler of the periodic task {name!r} is another worker's: declare it there")
+            self._check_idle(f"periodic task {name!r}")
+            if name in self._periodic:
+                raise ConfigError(f"there is a periodic task {name!r} already: give this one a name of its own, name=…")
+            self._periodic[name] = task
+            return function
+
+        return register
+
+    @overload
+    def around(self, function: A, /) -> A: ...
+    @overload
+    def around(self, *kinds: str) -> Callable[[A], A]: ...
+    def around(self, *function_or_kinds: Any) -> Any:
+        """Declare code around each run of a handler: a generator function that gets the lease and yields once.
+
+        `@worker.around` is for all kinds, `@worker.around("mail", "report")` for these. The first that is declared is
+        the outermost. The code runs in the handler's own thread or task and sees its context variables; the lease is
+        kept until it has ended. What it raises counts as if the handler had raised it. What the handler raised counts
+        even if it is swallowed, unless `held.complete`, `fail` or `release` is called then. Nothing is run around a
+        payload that does not fit.
+
+        A plain function is for all handlers, an `async def` for those that are `async def`. For handlers in processes
+        it must be a function of a module.
+
+        Raises `ConfigError` if this is no such function, or, when the worker runs, if it cannot be around a handler.
+        """
+        if function_or_kinds and callable(function_or_kinds[0]):
+            return self._add_around(cast("AroundRun", function_or_kinds[0]))
+        return partial(self._add_around, kinds=function_or_kinds)
+
+    def _add_around(self, function: A, *, kinds: tuple[str, ...] = ()) -> A:
+        check_generator(function, "around", "held")
+        self._check_idle(f"@worker.around: {named(function)}")
+        self._around.append(Around(function, kinds))
+        return function
+
+    def lifespan(self, function: L, /) -> L:
+        """Declare start-up and shutdown of each process that runs handlers: a generator function that yields once.
+
+        Code before the `yield` runs before the first claim, and code after it when no handler runs any longer, in the
+        reverse order of the start-ups. If a start-up raises, the process claims nothing, what was started is shut
+        down, and the worker ends with that error. A shutdown is told of no error. A process that is killed has none,
+        and one that takes too long is cut off: after a signal, 10 s after the last handler's end, and no later than
+        `drain_timeout`; in processes of handlers after 5 s.
+
+        A plain function runs in the thread that called `run()`, `serve()` or `drain()`, and in the main thread of each
+        process of handlers with `run="process"`. An `async def` runs in the event loop of async handlers, in the
+        worker's process only.
+
+        Raises `ConfigError` if this is no such function, or, when the worker runs, if there is no such event loop.
+        """
+        check_generator(function, "lifespan")
+        self._check_idle(f"@worker.lifespan: {named(function)}")
+        self._lifespans.append(function)
+        return function
+
+    def _check_idle(self, what: str) -> None:
+        if self._busy.locked():
+            raise ConfigError(f"{what} is declared too late: declare it before the worker runs")
 
     def __repr__(self) -> str:
         kinds = ", ".join(map(repr, self._handlers)) or "no kinds yet"
@@ -233,19 +365,17 @@ class Worker:
                 self._outlive(client)
                 if heard:
                     supervisor_link.note_drain(patience.timeout)
-                with WorkerRun(
-                    client,
-                    self._handlers,
-                    concurrency=concurrency,
-                    ahead=self._ahead,
-                    patience=patience,
-                    end=signals.end_at_once if heard else None,
-                ) as shift:
-                    shift.run_loop_in_thread()
-                    self._make_current(shift)
-                    shift.wait()
-                    if heard:
-                        signals.end_soon(timeout=patience.timeout)
+                shift = self._make_run(client, concurrency, patience, end=signals.end_at_once if heard else None)
+                with ExitStack() as life:
+                    with signals.bounding(patience.timeout) if heard and self._lifespans else nullcontext():
+                        life.enter_context(living(self._living_here))
+                    with shift:
+                        shift.run_loop_in_thread()
+                        self._make_current(shift)
+                        shift.wait()
+                        if heard:
+                            signals.end_soon(timeout=patience.timeout)
+                shift.check()
             finally:
                 self._at_work = None  # before the client is closed: a call would be refused
                 if client is not self._service:
@@ -260,10 +390,9 @@ class Worker:
             client = self._at_work = self._given_or_new_client()
             try:
                 self._outlive(client)
-                shift = WorkerRun(
-                    client, self._handlers, concurrency=self._concurrency, ahead=self._ahead, patience=self._patience
-                )
-                await self._serve(shift)
+                shift = self._make_run(client, self._concurrency, self._patience)
+                with living(self._living_here):
+                    await self._serve(shift)
                 shift.check()
             finally:
                 self._at_work = None  # before the client is closed: a call would be refused
@@ -290,6 +419,36 @@ class Worker:
                         await outcome(shift.over, keep=True)
             shift.close_loops()
 
+    def _make_run(
+        self, client: Client, concurrency: int, patience: DrainTimeouts, *, end: Callable[[], None] | None = None
+    ) -> WorkerRun:
+        return WorkerRun(
+            client,
+            self._enclosed_handlers(),
+            concurrency=concurrency,
+            ahead=self._ahead,
+            window=self._window,
+            patience=patience,
+            end=end,
+            lifespans=self._lifespans,
+            periodic=self._periodic,
+            labels=checked_labels(self.labels),
+        )
+
+    def _enclosed_handlers(self) -> dict[str, Handler]:
+        """Return the handlers with the code around their runs. Raises `ConfigError` if some cannot be around them."""
+        for around in self._around:
+            if unknown := set(around.kinds) - self._handlers.keys():
+                raise ConfigError(
+                    f"@worker.around: {named(around.function)} is for {min(unknown)!r}, without a handler"
+                )
+        return {kind: handler.enclosed(self._around) for kind, handler in self._handlers.items()}
+
+    @property
+    def _living_here(self) -> Sequence[Lifespan]:
+        """The lifespans of this process: none if no handler runs in it."""
+        return self._lifespans if any(handler.run != "process" for handler in self._handlers.values()) else ()
+
     def drain(self) -> int:
         """Run the tasks that are due, here, one after the other, until none is due; return how many runs that took.
 
@@ -301,11 +460,13 @@ class Worker:
         with self._single_run():
             client = self._at_work = self._given_or_new_client()
             try:
-                for runs, task in enumerate(client.tasks(*self._handlers, until_idle=0), 1):  # noqa: B007
-                    try:
-                        _run_here(self._handlers[task.kind], task)
-                    except Exception:
-                        logger.warning("task %s (%s) failed", task.id, task.kind, exc_info=True)
+                handlers = self._enclosed_handlers()
+                with living(self._lifespans), _loop_for(self._lifespans) as run_async:
+                    for runs, task in enumerate(client.tasks(*handlers, until_idle=0, labels=self.labels), 1):  # noqa: B007
+                        try:
+                            _run_here(handlers[task.kind], task, run_async)
+                        except Exception:
+                            logger.warning("task %s (%s) failed", task.id, task.kind, exc_info=True)
             finally:
                 self._at_work = None  # before the client is closed: a call would be refused
                 if client is not self._service:
@@ -337,12 +498,18 @@ class Worker:
         """The number of claimed tasks that wait for a slot."""
         return 0 if (shift := self._run) is None else shift.buffered
 
+    @property
+    def waiting(self) -> int:
+        """The number of tasks whose handler said `NotYet`, and that wait here for its next call."""
+        return 0 if (shift := self._run) is None else shift.waiting
+
     def _make_current(self, shift: WorkerRun) -> None:
         """Let `stop` reach this run; stop the run at once if `stop` was called before."""
         self._run = shift
         shift.say_when_reached(f"at work on {', '.join(map(repr, self._handlers))}")
         if self._stopping:  # stopped before there was a run to stop
             shift.stop()
+            self._say_why_stopped(shift)
 
     @contextmanager
     def _single_run(self) -> Generator[None]:
@@ -386,6 +553,7 @@ class Worker:
             hooks=self._hooks,
             last_resort=last_resort,
             watchdog=watchdog,
+            codec=self._codecs,
             options=options,
         )
 
@@ -409,12 +577,21 @@ class Worker:
             )
 
     def _signalled(self, number: signal.Signals) -> None:
-        is_first = not self._stopping  # Ctrl-C comes from the terminal, and again from the supervisor
-        self.stop()
-        # Not logged here: the signal may have interrupted the very stream that the log would be written to.
-        if is_first and (shift := self._run) is not None:
+        if not self._stopping:  # Ctrl-C comes from the terminal, and again from the supervisor
             then = "; a second signal ends it at once" if number in (signal.SIGTERM, signal.SIGINT) else ""
-            shift.say(f"{number.name}: the worker stops{then}")
+            self._unsaid = f"{number.name}: the worker stops{then}"
+        self.stop()
+        if (shift := self._run) is not None:
+            self._say_why_stopped(shift)
+
+    def _say_why_stopped(self, shift: WorkerRun) -> None:
+        """Say once which signal stops the worker.
+
+        Not logged here: the signal may have interrupted the very stream that the log would be written to.
+        """
+        sentence, self._unsaid = self._unsaid, None
+        if sentence is not None:
+            shift.say(sentence)
 
     def _submitter(self) -> tuple[Client, bool]:
         """Return the client that schedules for `HandlerFunction`, and whether it must be closed after that."""
@@ -428,7 +605,17 @@ class Worker:
         return client, client is not self._service
 
 
-def _run_here(handler: Handler, task: Task) -> None:
+@contextmanager
+def _loop_for(lifespans: Sequence[Lifespan]) -> Generator[Callable[..., Any]]:
+    """Give what runs an async function: `anyio.run`, or, if there are async lifespans, their event loop."""
+    if not any(map(is_generator_async, lifespans)):
+        yield anyio.run
+        return
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(living_in_loop(lifespans)):
+        yield portal.call
+
+
+def _run_here(handler: Handler, task: Task, run_async: Callable[..., Any]) -> None:
     if not is_async(handler.function):
         with lease(task, idle_timeout=handler.idle_timeout) as held:
             handler.call_with(held)
@@ -438,4 +625,4 @@ def _run_here(handler: Handler, task: Task) -> None:
         async with lease(task, idle_timeout=handler.idle_timeout) as held:
             await handler.acall_with(held)
 
-    anyio.run(run)
+    run_async(run)

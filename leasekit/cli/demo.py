@@ -1,8 +1,10 @@
 """`leasekit demo`: show that long work survives a killed worker, on real files, and verify the results."""
 
+import contextlib
 import os
 import sysconfig
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ EXAMPLES = """\b
 Examples:
   leasekit demo
   leasekit demo ~/pictures --workers 5
+  leasekit demo --keep
 """
 
 _TTL = 5.0  # short, so that the tasks of a killed worker do not wait for long
@@ -50,6 +53,9 @@ def demo(
         typer.Argument(exists=True, file_okay=False, help="Files to work on; default: the standard library's sources."),
     ] = None,
     workers: Annotated[int, typer.Option(min=2, max=8, help="Worker processes; one of them is killed.")] = 3,
+    keep: Annotated[  # noqa: FBT002 - a flag for typer
+        bool, typer.Option("--keep", help="Keep the server at the end, for a look at the web console, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """See long work survive a killed worker.
 
@@ -71,6 +77,7 @@ def demo(
         log = Path(home) / "runs.jsonl"
         with leasekit.connect(fleet.url) as client:
             _schedule(client, files, log, seconds=min(_LONGEST, _AIM * workers * _SLOTS / len(files)))
+            console.print(f"watch it in a browser: {fleet.url}/console")
             console.print(f"{len(files)} tasks scheduled at {fleet.url}, {workers} workers, leases of {_TTL:g} s")
             killed_at = _watch(console, client, fleet, log, total=len(files))
             tasks = _all(client)
@@ -79,12 +86,21 @@ def demo(
             findings.insert(
                 0, Finding(what="tasks that ended well", count=len(tasks), wrong=["not all did", fleet.log()])
             )
-    _print_summary(console, findings)
+        _print_summary(console, findings)
+        if keep:
+            _wait(console, fleet.url)
     if any(finding.wrong for finding in findings):
         raise typer.Exit(1)
 
 
+def _wait(console: Console, url: str) -> None:
+    console.print(f"the server goes on, with its console at {url}/console: Ctrl-C ends it")
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
 def _files(directory: Path | None) -> list[Path]:
+    """Return up to `_MOST` files of a directory (None: the standard library), of up to `_MOST_BYTES` in all."""
     if directory is not None:
         found = (path.resolve() for path in directory.rglob("*") if path.is_file() and os.access(path, os.R_OK))
     else:

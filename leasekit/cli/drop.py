@@ -55,7 +55,7 @@ def drop(
     with connected(service) as client:
         if not yes:
             asks = not dry_run and sys.stdin.isatty() and output.on_terminal()
-            waiting = output.plain(f"leasekit drop: {_count(client, what)} tasks of {what} wait")
+            waiting = output.plain(f"leasekit drop: {_waiting(client, what)}")
             typer.echo(f"{waiting}{'' if asks else ': --yes drops them when they are due'}", err=True)
             if not asks or not typer.confirm("Drop them when they are due?", err=True):
                 return
@@ -65,14 +65,19 @@ def drop(
     typer.echo(f"leasekit drop: {spoken_of(gate)}", err=True)
 
 
-def _count(client: Client, what: Gated) -> str:
+def _waiting(client: Client, what: Gated) -> str:
+    """Return in words how many tasks wait; those of a collection are counted up to a bound."""
     if what.kind is not None:
         counts = client.stats().kinds.get(what.kind, {})
-        return f"{sum(counts.get(status, 0) for status in WAITING):,}"
+        return _tasks_wait(sum(counts.get(status, 0) for status in WAITING), what)
     found, cursor = 0, None
     for _ in range(_PAGES):
         page = client.list_tasks(collection=what.collection, cursor=cursor, limit=_PAGE)
         found, cursor = found + sum(task.status in WAITING for task in page.tasks), page.cursor
         if cursor is None:
-            return f"{found:,}"
-    return f"{found:,} or more"
+            return _tasks_wait(found, what)
+    return _tasks_wait(found, what, more=" or more")
+
+
+def _tasks_wait(count: int, what: Gated, *, more: str = "") -> str:
+    return f"1 task of {what} waits" if count == 1 and not more else f"{count:,}{more} tasks of {what} wait"

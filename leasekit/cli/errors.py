@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from leasekit.cli.options import with_service
+from leasekit.cli.options import with_options
 from leasekit.errors import ConfigError, LeasekitError, Refused, UnknownScheme
 
 FAILED = 1
@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 def spoken(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command: leasekit's errors are printed as one sentence instead of raised, and Ctrl-C ends it silently."""
-    run = with_service(command)
+    run = with_options(command)
 
     @functools.wraps(run)
     def speaking(**options: Any) -> None:

@@ -10,7 +10,7 @@ from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected
 from leasekit.client import Client
-from leasekit.errors import BackendError, LeasekitError, ProtocolError
+from leasekit.errors import BackendError, LeasekitError
 from leasekit.task import GateInfo
 
 if TYPE_CHECKING:
@@ -101,11 +101,9 @@ def until_of(after: float | None, until: datetime | None) -> float | datetime | 
 
 
 def closed(client: Client) -> list[GateInfo]:
-    """Return the closed gates; none if the service has no gates, or is a server of a leasekit before 0.2."""
+    """Return the closed gates; none if the service has no gates."""
     try:
         return client.gates()
-    except ProtocolError:
-        return []
     except BackendError:
         raise
     except LeasekitError:

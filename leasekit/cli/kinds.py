@@ -81,7 +81,7 @@ def kinds(
     """List, show and change the settings of kinds.
 
     They hold for tasks that are scheduled from then on, and whose submission does not say otherwise; retention,
-    concurrency, rate, burst, weight and aging at once, for all tasks of the kind.
+    concurrency, rate, burst, those of keys, weight and aging at once, for all tasks of the kind.
     """
     arguments = rest or []
     _check(what, arguments, has_flags=yes or dry_run or prune)
@@ -236,6 +236,7 @@ def _without_removed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _print_list(found: list[KindInfo], *, as_json: bool) -> None:
+    """Print a table to a terminal, else a line for each kind, in JSON if asked."""
     if not as_json and output.on_terminal():
         output.console().print(_table(found) if found else "no kind has settings")
         return

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -28,6 +29,19 @@ Ca = Annotated[
     str | None, typer.Option(metavar="FILE", help="Certificates to trust in place of the public authorities.")
 ]
 Proxy = Annotated[str | None, typer.Option(metavar="URL", help="The proxy that leads to the service.")]
+TokenFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        envvar="LEASEKIT_TOKEN_FILE",
+        show_envvar=False,
+        help="A file with the access token. Or see LEASEKIT_TOKEN. [LEASEKIT_TOKEN_FILE]",
+    ),
+]
+Cert = Annotated[str | None, typer.Option(metavar="FILE", help="A certificate of this client, and its key.")]
+PlainHttp = Annotated[
+    bool, typer.Option("--plain-http", help="Send the token over http:// to another machine, for all to read.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Check again and again, and show what changes.")]
 Interval = Annotated[float, typer.Option(min=0.05, max=3600, help="Seconds between two checks.")]
@@ -69,28 +83,58 @@ class Service(NamedTuple):
 
     @staticmethod
     def named_by(
-        *, backend: Backend = DEFAULT_URL, header: Header = None, ca: Ca = None, proxy: Proxy = None
+        *,
+        backend: Backend = DEFAULT_URL,
+        token_file: TokenFile = None,
+        header: Header = None,
+        ca: Ca = None,
+        cert: Cert = None,
+        proxy: Proxy = None,
+        plain_http: PlainHttp = False,
     ) -> "Service":
-        return Service(backend, service(header, ca, proxy))
+        options = service(header, ca, proxy)
+        # One of the environment is for HTTP services, and other backends take no token.
+        token = read_token(token_file) if token_file is not None and backend.startswith("http") else None
+        more: ServiceOptions = {"token": token, "cert": cert, "plain_http": plain_http or None}
+        return Service(backend, {**options, **more})
 
 
-def with_service(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of its parameter `service` in the place of that parameter, if it has one."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, in the place of a parameter whose type has `named_by`, the options which that takes."""
     taken = inspect.signature(command).parameters
-    if "service" not in taken:
+    groups = {name: each.annotation for name, each in taken.items() if hasattr(each.annotation, "named_by")}
+    if not groups:
         return command
-    options = inspect.signature(Service.named_by).parameters
+    options = {name: inspect.signature(group.named_by).parameters for name, group in groups.items()}
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        service = Service.named_by(**{name: given.pop(name) for name in options})
-        command(service=service, **given)
+        for name, group in groups.items():
+            given[name] = group.named_by(**{option: given.pop(option) for option in options[name]})
+        command(**given)
 
-    shown = [one for name, each in taken.items() for one in (options.values() if name == "service" else [each])]
+    shown = [one for name, each in taken.items() for one in (options[name].values() if name in groups else [each])]
     shown = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shown]
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in shown}
     return run
+
+
+def labels(given: Sequence[str] | None) -> dict[str, str]:
+    """Return the labels that NAME=VALUE options give. Raises `BadParameter` for one without a value."""
+    for label in given or ():
+        if "=" not in label:
+            raise typer.BadParameter(f"{label!r} is not NAME=VALUE", param_hint="--label")
+    return dict(label.split("=", 1) for label in given or ())
+
+
+def read_token(path: str) -> str:
+    """Return the access token in a file. Raises `ConfigError` if there is none, without what the file has."""
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"the access token cannot be read from {path}: {why}") from None
 
 
 def service(header: Sequence[str] | None, ca: str | None, proxy: str | None) -> ServiceOptions:

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from leasekit.cli import drop_stdout
+from leasekit.codecs import Encoded
 from leasekit.errors import LeasekitError
 from leasekit.task import Status, TaskInfo
 
@@ -50,7 +51,9 @@ def plain(value: object) -> str:
 
 
 def compact(value: Any) -> str:
-    """Return a user's value as JSON, or an empty string for None."""
+    """Return a user's value as JSON, or an empty string for None; of an encoded value, the name of its codec."""
+    if isinstance(value, Encoded):
+        return plain(value)
     return "" if value is None else plain(msgspec.json.encode(value).decode())
 
 

@@ -63,7 +63,7 @@ def purge(
         raise typer.BadParameter("it goes with --yes", param_hint="--vacuum")
     with connected(service) as client:
         purged = client.purge(kind=kind, status=status, older_than=older_than, dry_run=not yes)
-        _print(purged, as_json=as_json, removed=yes)
+        print_purged(purged, as_json=as_json, removed=yes)
         if vacuum:
             space = client.vacuum()
             left = f"; {space.left:,} bytes are still free in it" if space.left else ""
@@ -71,7 +71,8 @@ def purge(
             typer.echo(f"leasekit purge: the file {now}{left}", err=True)
 
 
-def _print(purged: Purged, *, as_json: bool, removed: bool) -> None:
+def print_purged(purged: Purged, *, as_json: bool, removed: bool, command: str = "purge") -> None:
+    """Print how many tasks of each kind and status were removed, or would be."""
     if as_json:
         output.print_json(purged)
     else:
@@ -80,7 +81,7 @@ def _print(purged: Purged, *, as_json: bool, removed: bool) -> None:
     total = sum(sum(counts.values()) for counts in purged.kinds.values())
     tasks = f"{total:,} task{'s' * (total != 1)}"
     said = f"{tasks} removed" if removed else f"{tasks} would be removed" + ": --yes removes them" * bool(total)
-    typer.echo(f"leasekit purge: {said}", err=True)
+    typer.echo(f"leasekit {command}: {said}", err=True)
 
 
 def _lines(purged: Purged) -> Counter[tuple[str, str]]:

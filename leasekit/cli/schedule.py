@@ -28,6 +28,7 @@ With --json, the whole answer. Exit code 1 if the task was refused, or, with
 Examples:
   leasekit schedule thumbnail '{"pages": 3}'
   leasekit schedule report --at 2026-12-24T18:00:00Z --dedupe-key december
+  leasekit schedule index --dedupe-key doc-7 --in 30 --debounce 300
   jq .order order.json | leasekit schedule invoice - --wait --timeout 600
 """
 
@@ -58,10 +59,29 @@ After = Annotated[
     typer.Option(metavar="ID", help="Not before the task with this id has succeeded; may be given several times."),
 ]
 DedupeKey = Annotated[str | None, typer.Option(help="One task for each kind and key.")]
+DedupeScope = Annotated[
+    Literal["kept", "live"], typer.Option(help="How long the key counts: until that task is deleted, or has ended.")
+]
+Debounce = Annotated[
+    float | None,
+    typer.Option(min=0, help="Replace what waits under the dedupe key; due so many seconds after the first at most."),
+]
 Key = Annotated[str | None, typer.Option(help="Whose task it is: claims take one task of each key in turn.")]
 Collection = Annotated[str | None, typer.Option(help="A name under which the task can be listed.")]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="A word by which the task can be found; may be given several times."),
+]
+Requires = Annotated[
+    list[str] | None,
+    typer.Option("--requires", metavar="NAME=VALUE", help="Only for workers with this label; several: with all."),
+]
 MaxAttempts = Annotated[
     int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit. Default: 25.")
+]
+StartDeadline = Annotated[
+    float | None,
+    typer.Option(parser=options.age, metavar="TIME", help="Drop it if it has not begun so long after its due time."),
 ]
 RetryWait = Annotated[
     list[float] | None,
@@ -92,9 +112,14 @@ def schedule(
     priority: Priority = None,
     at: At = None,
     delay: Delay = None,
+    start_deadline: StartDeadline = None,
     after: After = None,
     dedupe_key: DedupeKey = None,
+    dedupe_scope: DedupeScope = "kept",
+    debounce: Debounce = None,
     collection: Collection = None,
+    tags: Tags = None,
+    requires: Requires = None,
     key: Key = None,
     max_attempts: MaxAttempts = None,
     retry_wait: RetryWait = None,
@@ -117,7 +142,11 @@ def schedule(
     if timeout is not None and not wait:
         raise typer.BadParameter("it limits --wait, which is not given", param_hint="--timeout")
     given = {
-        "id": task_id, "dedupe_key": dedupe_key, "collection": collection, "key": key, "at": at, "delay": delay,
+        "id": task_id, "dedupe_key": dedupe_key, "debounce": debounce,
+        "dedupe_scope": None if dedupe_scope == "kept" else dedupe_scope,
+        "collection": collection, "tags": tags or None, "key": key, "at": at, "delay": delay,
+        "requires": options.labels(requires) or None,
+        "start_deadline": start_deadline,
         "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
         "max_crashes": max_crashes, "max_runtime": max_runtime, "claim_timeout": claim_timeout,
         "heartbeat_timeout": heartbeat_timeout, "priority": priority, "expiry": expiry, "max_attempts": max_attempts,
@@ -125,7 +154,7 @@ def schedule(
     chosen: Any = {name: value for name, value in given.items() if value is not None}
     if max_attempts == _NO_LIMIT:
         chosen["max_attempts"] = None
-    value = _parsed(payload)
+    value = json_value(payload)
     with connected(service, retry_for=retry_for, may_create=True) as client:
         created = missing_file(client.url)
         scheduled = client.schedule(kind, value, **chosen)
@@ -149,7 +178,7 @@ def _ended(client: Client, kind: str, scheduled: Scheduled, *, within: float | N
         raise
 
 
-def _parsed(payload: str) -> Any:
+def json_value(payload: str) -> Any:
     """Decode the argument PAYLOAD, or stdin if the argument is `-`."""
     # Bytes: JSON is UTF-8, whatever the locale says.
     text: str | bytes = typer.get_binary_stream("stdin").read() if payload == "-" else payload
@@ -163,7 +192,9 @@ def _parsed(payload: str) -> Any:
 def _print_scheduled(scheduled: Scheduled, *, wait: bool, as_json: bool) -> None:
     if scheduled.conflict:
         fail("schedule", f"{scheduled.id} is the id of another task: choose another id, or leave it out")
-    if not scheduled.created:
+    if scheduled.replaced:
+        typer.echo(f"the task that waits is replaced: {scheduled.status}", err=True)
+    elif not scheduled.created:
         typer.echo(f"the task exists already: {scheduled.status}", err=True)
     if wait:
         typer.echo(scheduled.id, err=True)

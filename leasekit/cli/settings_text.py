@@ -24,29 +24,34 @@ FORMS = {
     "max_crashes": "0 to 1000000",
     "max_runtime": f"{_TTL}, or none for no limit",
     "expiry": "crash or retry",
-    "enqueue_timeout": "1 s to a year (reserved: it has no effect)",
+    "enqueue_timeout": "1 s to a year (of a task in a queue)",
     "claim_timeout": f"{_TTL}, or none for heartbeat_timeout",
     "heartbeat_timeout": _TTL,
     "retry": "waits as 10,60,10m, or exponential, polynomial, or JSON",
     "dedupe_window": "0 to 10 years, as 60 or 7d, or none for no end",
+    "start_deadline": "1 s to 10 years, as 60 or 5m, or none for no end",
     "retention": "a minute to 10 years, as 12h or 7d",
     "fair": "true (the collection of a task is its key) or false",
     "concurrency": "1 to 1000000 tasks that run at one time, in all workers",
+    "key_concurrency": "1 to 1000000 tasks of one key that run at one time",
     "rate": "starts in a second, as 10, or in a minute, as 30/m",
     "burst": "with a rate: 1 to 1000000 tasks that start at once",
+    "key_rate": "starts of one key in a second, as 10, or as 30/m",
+    "key_burst": "with a key_rate: 1 to 1000000 that start at once",
     "weight": "0.01 to 100: the share among kinds of one priority",
     "aging": "1 s to a year, as 5m: then as urgent as priority 0",
 }
 """How each setting is written."""
 _WORDS = {
-    "priority": int, "max_attempts": int, "max_crashes": int, "expiry": str, "concurrency": int, "burst": int,
-    "weight": float,
+    "priority": int, "max_attempts": int, "max_crashes": int, "expiry": str, "concurrency": int,
+    "key_concurrency": int, "burst": int, "key_burst": int, "weight": float,
 }  # fmt: skip
-_GO_WITH = {"burst": {"rate": 1.0}}  # what a setting must have beside it
-_WITH_NONE = {"max_attempts", "max_runtime", "claim_timeout", "dedupe_window"}
+_RATES = {"rate", "key_rate"}
+_GO_WITH = {"burst": {"rate": 1.0}, "key_burst": {"key_rate": 1.0}}  # what a setting must have beside it
+_WITH_NONE = {"max_attempts", "max_runtime", "claim_timeout", "dedupe_window", "start_deadline"}
 _FLAGS = {"fair"}
 BY_DEFAULT: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in DEFAULTS.__struct_fields__} | {"fair": False}
-"""What holds where a kind does not set it; of what is missing, the service decides."""
+"""The defaults of settings that a kind does not set; the service decides on settings without a default here."""
 _POLICIES = {"exponential": Exponential(), "polynomial": Polynomial()}
 
 
@@ -74,7 +79,7 @@ def _typed(name: str, text: str) -> Any:
         return _WORDS[name](text)
     if name in _FLAGS:
         return msgspec.json.decode(text)
-    if name == "rate":
+    if name in _RATES:
         return _rate(text)
     return _policy(text) if name == "retry" else duration(name, text)
 
@@ -118,7 +123,7 @@ def shown(name: str, value: Any) -> str:
         case Exponential() | Polynomial():
             names = [word for word, policy in _POLICIES.items() if policy == value]
             return names[0] if names else msgspec.json.encode(value).decode()
-        case _ if name == "rate":
+        case _ if name in _RATES:
             return _starts(value)
         case _:
             return f"{value:g}" if name == "weight" else str(value) if name in _WORDS else _span(value)

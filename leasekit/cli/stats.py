@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,14 +11,17 @@ from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.gates import closed, spoken_of
 from leasekit.cli.service import connected
+from leasekit.cli.workers import no_worker
 from leasekit.task import Status
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+_MOST_LINES = 10
 EXAMPLES = """\b
 In a pipe, a line for each kind and status: kind, status, count. What is
-paused or dropped is said on stderr.
+paused or dropped, and for which due tasks no worker is known, is said on
+stderr.
 With --json, one document:
 {"kinds": {"thumbnail": {"new": 2, "success": 40}}}
 
@@ -46,8 +50,18 @@ def stats(
         for kind, counts in sorted(kinds.items()):
             for status in (name for name in Status if counts.get(name)):
                 output.print_line([kind, status, counts[status]])
+    for line in unmet_lines(found.unmet):
+        typer.echo(f"leasekit stats: {line}", err=True)
     for gate in gates:
         typer.echo(f"leasekit stats: {spoken_of(gate)}", err=True)
+
+
+def unmet_lines(unmet: Mapping[str, Sequence[Mapping[str, str]]]) -> list[str]:
+    """Return a sentence for each set of labels that due tasks require and no known worker has, for some of many."""
+    sets = [(kind, requires) for kind, each in sorted(unmet.items()) for requires in each]
+    lines = [f"due tasks wait: {no_worker(kind, requires)}" for kind, requires in sets[:_MOST_LINES]]
+    left = len(sets) - _MOST_LINES
+    return [*lines, f"and {left:,} more: see --json"] if left > 0 else lines
 
 
 def folded(kinds: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

@@ -71,6 +71,13 @@ def status(
             raise typer.Exit(FAILED)
 
 
+def show_task(client: Client, task_id: str, *, as_json: bool) -> None:
+    """Show one task with its history."""
+    view = _Task(client, task_id)
+    view.look()
+    _show(view, as_json=as_json)
+
+
 def _without_lease_end(seen: Any) -> Any:
     """Return what was seen without what each heartbeat changes: the end of a lease, and when it was heard of last."""
     return replace(seen, lease_until=None, heartbeat_at=None) if isinstance(seen, TaskInfo) else seen
@@ -104,7 +111,7 @@ class _Task:
                 f"there is no task {self._id!r}: look for it with 'leasekit tasks', or at another --backend"
             )
         self.document = found
-        self.note = unhandled(self._client, found.kind) if found.status in WAITING else ""
+        self.note = unhandled(self._client, found.kind, found.requires) if found.status in WAITING else ""
         if found.gate is not None:
             self.note = f"it waits behind a gate: {spoken_of(found.gate)}"
         return found
@@ -122,7 +129,8 @@ class _Task:
         error = "error" if task.status.ended or task.status in WAITING else "error_of_the_run_before"
         facts: dict[str, object] = {
             "id": task.id, "kind": task.kind, "status": task.status, "priority": task.priority,
-            "collection": task.collection, "key": task.key,
+            "collection": task.collection, "tags": ", ".join(task.tags),
+            "requires": ", ".join(f"{name}={value}" for name, value in task.requires.items()), "key": task.key,
             "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
             **{name: moment(at) for name in _TIMES if (at := getattr(task, name)) is not None},
             "running_for": running_for(task), "worker": task.worker,

@@ -1,4 +1,4 @@
-"""Target: the argument MODULE:WORKER, and the worker that it names."""
+"""Target: the argument MODULE:WORKER, and the worker, or another object, that it names."""
 
 import importlib
 import os
@@ -6,32 +6,33 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from leasekit.errors import ConfigError, LeasekitError
-from leasekit.worker import Worker
+
+T = TypeVar("T")
 
 Target = Annotated[
     str, typer.Argument(metavar="MODULE:WORKER", help="The worker, as in app.tasks:worker.", show_default=False)
 ]
 
 
-def parts(target: str) -> tuple[str, str]:
+def parts(target: str, what: str = "worker") -> tuple[str, str]:
     """Return module and attribute. Raises `ConfigError` for a target of another form."""
     module_name, _, path = target.partition(":")
     if not module_name or not path:
-        raise ConfigError(f"{target!r} does not name a worker: write module:attribute, as in app.tasks:worker")
+        raise ConfigError(f"{target!r} does not name a {what}: write module:attribute, as in app.tasks:{what}")
     return module_name, path
 
 
-def load(target: str) -> Worker:
-    """Return the worker that `module:attribute` names.
+def load(target: str, type_: type[T]) -> T:
+    """Return the object that `module:attribute` names, of this type: a `Worker`, say.
 
     Raises `ConfigError` if there is none, and `LeasekitError` if the module fails, with its traceback on stderr.
     """
-    module_name, path = parts(target)
+    module_name, path = parts(target, type_.__name__.lower())
     if (here := str(os.getcwd())) not in sys.path:  # noqa: PTH109 - sys.path wants strings
         sys.path.insert(0, here)
     found: Any = _imported(module_name)
@@ -40,8 +41,8 @@ def load(target: str) -> Worker:
             found = getattr(found, name)
         except AttributeError as error:
             raise ConfigError(f"there is no {name!r} in {target.removesuffix(name).rstrip(':.')!r}") from error
-    if not isinstance(found, Worker):
-        raise ConfigError(f"{target!r} is not a leasekit.Worker, but of type {type(found).__qualname__}")
+    if not isinstance(found, type_):
+        raise ConfigError(f"{target!r} is not a leasekit.{type_.__name__}, but of type {type(found).__qualname__}")
     return found
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leasekit.cli import options, output
+from leasekit.cli import options, output, selection
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected, looks
 from leasekit.cli.tail import Tail
-from leasekit.client import Client
 from leasekit.task import Page, Status, TaskInfo
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ progress, result and error, and the times of its run.
 Examples:
   leasekit tasks --kind thumbnail --status processing
   leasekit tasks --status failed --since 24h
+  leasekit tasks --tag customer:42 --tag import
   leasekit tasks --newest --limit 20 --wide
   leasekit tasks --follow
   leasekit tasks --status dead --limit 0 --json | jq -r .reason
@@ -74,6 +74,7 @@ Since = Annotated[
     ),
 ]
 Collection = Annotated[str | None, typer.Option(help="Only tasks of this collection.")]
+Tags = selection.Tags
 Worker = Annotated[str | None, typer.Option(help="Only tasks that this worker holds, or held last.")]
 Root = Annotated[str | None, typer.Option("--root", metavar="ID", help="Only this task, and those that came from it.")]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="At most this number; 0: all.")]
@@ -94,6 +95,7 @@ def tasks(
     status: Statuses = None,
     since: Since = None,
     collection: Collection = None,
+    tags: Tags = None,
     worker: Worker = None,
     root: Root = None,
     limit: Limit = 100,
@@ -123,13 +125,22 @@ def tasks(
             def wanted(task: TaskInfo) -> bool:
                 return is_recent(task) and (not statuses or task.status in statuses) and worker in (None, task.worker)
 
-            _follow(client, kind, collection, wanted, limit=limit, every=interval, as_json=as_json)
+            listed = partial(client.list_tasks, kind=kind, collection=collection, tags=tags or ())
+            _follow(listed, wanted, limit=limit, every=interval, as_json=as_json)
             return
-        chosen = partial(client.list_tasks, kind=kind, collection=collection, worker=worker, root=root, newest=newest)
+        chosen = partial(
+            client.list_tasks,
+            kind=kind,
+            collection=collection,
+            tags=tags or (),
+            worker=worker,
+            root=root,
+            newest=newest,
+        )
         listings = [all_tasks(partial(_page, partial(chosen, status=one))) for one in statuses or (None,)]
         found = filter(is_recent, heapq.merge(*listings, key=_scheduled_at, reverse=newest))
         ended = bool(statuses) and all(one.ended for one in statuses)
-        _print(found if limit == 0 else islice(found, limit), ended=ended, as_json=as_json, wide=wide)
+        print_tasks(found if limit == 0 else islice(found, limit), ended=ended, as_json=as_json, wide=wide)
         if next(found, None) is not None:
             typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
 
@@ -163,7 +174,8 @@ def all_tasks(pages: Pages) -> Iterator[TaskInfo]:
         yield from page.tasks
 
 
-def _print(found: Iterator[TaskInfo], *, ended: bool, as_json: bool, wide: bool) -> None:
+def print_tasks(found: Iterator[TaskInfo], *, ended: bool, as_json: bool, wide: bool) -> None:
+    """Print tasks as they are found: a table on a terminal, else a line for each."""
     if as_json or not output.on_terminal():
         for task in found:
             _print_one(task, as_json=as_json)
@@ -224,16 +236,14 @@ def progress_age(task: TaskInfo) -> str:
 
 
 def _follow(
-    client: Client,
-    kind: str | None,
-    collection: str | None,
+    listed: Callable[..., Page],
     wanted: Callable[[TaskInfo], bool],
     *,
     limit: int,
     every: float,
     as_json: bool,
 ) -> None:
-    tail = Tail(lambda cursor: client.list_tasks(kind=kind, collection=collection, cursor=cursor, limit=_PAGE))
+    tail = Tail(lambda cursor: listed(cursor=cursor, limit=_PAGE))
     shown, console = False, output.console()
     if not as_json and output.on_terminal():
         console.print(output.styled(_followed_line(list(_FOLLOWED), width=console.width), "bold"), soft_wrap=True)

@@ -17,6 +17,7 @@ from leasekit.cli import options
 from leasekit.cli.errors import spoken
 from leasekit.cli.target import Target, load
 from leasekit.errors import ConfigError
+from leasekit.worker import Worker
 
 EXAMPLES = """\b
 Exit codes: 0 stopped by a signal; 1 the module failed, or the worker did;
@@ -37,6 +38,24 @@ Backend = Annotated[
         "--backend",
         "-b",
         help="URL of the service that has the tasks. Without it: the worker's own, or else LEASEKIT_URL.",
+    ),
+]
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        envvar="LEASEKIT_QUEUE",
+        show_envvar=False,
+        help="Queues to which the server moves due tasks: the --queue of 'leasekit serve'. Tasks are claimed as its "
+        "messages say. Without it: the worker's own, or none. [LEASEKIT_QUEUE]",
+    ),
+]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="NAME=VALUE",
+        help="What this worker has, beside the labels in its code; may be given several times. It also gets tasks that "
+        "require some of these.",
     ),
 ]
 Concurrency = Annotated[
@@ -89,9 +108,14 @@ LogFormat = Annotated[Literal["text", "json"], typer.Option(help="Lines for peop
 def work(
     target: Target,
     backend: Backend = None,
+    token_file: options.TokenFile = None,
     header: options.Header = None,
     ca: options.Ca = None,
+    cert: options.Cert = None,
     proxy: options.Proxy = None,
+    plain_http: options.PlainHttp = False,  # noqa: FBT002 - a flag
+    queue: Queue = None,
+    label: Labels = None,
     ttl: options.Ttl = None,
     cycle: options.Cycle = None,
     rate: options.Rate = None,
@@ -122,7 +146,8 @@ def work(
     if not attach() and _must_supervise(supervise):
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
     heartbeats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
-    worker = load(target)
+    worker = load(target, Worker)
+    worker.labels |= options.labels(label)
     if health is not None:
         from leasekit._worker.health import listen  # not every worker needs an HTTP server
 
@@ -130,13 +155,18 @@ def work(
     gc.freeze()  # what is loaded by now stays: scanning it for garbage would stop all threads, again and again
     if spool is not None or worker.spool is None:
         worker.spool = _spool(spool)
+    service = options.service(header, ca, proxy)
+    url = backend or os.environ.get("LEASEKIT_URL") or ""
+    token = options.read_token(token_file) if token_file is not None and url.startswith("http") else None
+    service["token"], service["cert"], service["plain_http"] = token, cert, plain_http or None
+    service["queue"] = queue
     worker.run(
         url=backend,
         heartbeats=heartbeats,
         concurrency=concurrency,
         drain_grace=drain_grace,
         drain_timeout=drain_timeout,
-        **options.service(header, ca, proxy),
+        **service,
     )
 
 

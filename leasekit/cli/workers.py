@@ -1,6 +1,8 @@
 """`leasekit workers`: list the workers that hold tasks."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from leasekit.cli import options, output
@@ -72,12 +74,13 @@ def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
 
 
 def workers_table(found: list[WorkerInfo]) -> "Table":
-    shown = output.table("worker", "holds", "last seen")
+    shown = output.table("worker", "holds", "waiting", "window", "last seen")
     for worker in found:
         when = output.ago(worker.last_seen) if worker.last_seen else "not since the service started"
         late = is_overdue(worker)
         seen = output.styled(f"{when}, overdue" if late else when, "red" if late else "")
-        shown.add_row(output.styled(worker.name), str(worker.running), seen)
+        window = ["" if number is None else str(number) for number in (worker.waiting, worker.window)]
+        shown.add_row(output.styled(worker.name), str(worker.running), *window, seen)
     return shown
 
 
@@ -100,10 +103,20 @@ def listed(client: Client) -> list[WorkerInfo] | None:
         return None
 
 
-def unhandled(client: Client, kind: str) -> str:
-    """Return a sentence if no worker that handles the kind is known; empty where the service cannot tell."""
+def unhandled(client: Client, kind: str, requires: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a sentence if no worker that handles the kind, with the labels, is known; empty: there may be one."""
     known = listed(client)
-    if known is None or any(worker.kinds is None or kind in worker.kinds for worker in known):
+    if known is None or any(_may_run(worker, kind, requires) for worker in known):
         return ""
-    none = f"no worker that handles {output.plain(repr(kind))} is known"
-    return f"{none}: start one ('leasekit work MODULE:WORKER', or your loop)"
+    return f"{no_worker(kind, requires)}: start one ('leasekit work MODULE:WORKER', or your loop)"
+
+
+def no_worker(kind: str, requires: Mapping[str, str]) -> str:
+    """Return a clause that says that no worker for such tasks is known."""
+    labels = " and ".join(f"{name}={value}" for name, value in requires.items())
+    with_these = f" with {output.plain(labels)}" if labels else ""
+    return f"no worker{with_these} that handles {output.plain(repr(kind))} is known"
+
+
+def _may_run(worker: WorkerInfo, kind: str, requires: Mapping[str, str]) -> bool:
+    return (worker.kinds is None or kind in worker.kinds) and requires.items() <= worker.labels.items()

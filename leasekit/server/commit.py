@@ -27,7 +27,8 @@ from leasekit.server.clock import Clock, Moment
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
 from leasekit.server.log_limit import LogLimit
-from leasekit.server.store import Contended, Locked, SharedStore, Store, Tx
+from leasekit.server.roles.audit import Note
+from leasekit.server.store import AuditRow, Contended, Locked, SharedStore, Store, Tx
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent, UnitOfWork
@@ -54,6 +55,8 @@ class RequestClass:
     apply: Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]  # maps requests to answers, by position
     capacity: int  # items that may wait in the queue of this class
     is_last: bool = False  # requests are applied after all others of their transaction; Rule 3 does not depend on this
+    count: Callable[[UnitOfWork, Any, Any], int | None] = lambda turn, request, answer: 1
+    """Return how many things a request has changed, given its answer, for the audit log; None: leave it out."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,23 +65,25 @@ class _Job:
     request: Any
     size: int
     done: Done
+    note: Note | None = None  # what the audit log is to say of the request
 
 
 class _Outcome(NamedTuple):
     answered: list[tuple[_Job, Any]]
     readied: dict[str, NewlyDue]
     happened: Sequence[TaskEvent] = ()
+    ends: Sequence[str] = ()
 
 
 class GroupCommit:
     """The writer of one store: a thread, and the queues before it.
 
     A group commit belongs to the event loop in which it is started. `on_ready` is called there after a transaction has
-    been answered, with the kinds that have newly ready tasks: claims that wait are tried again. `on_end` is called in a
-    transaction in which tasks have ended, before claims are served. `on_gap` is called in
-    the first transaction after a time without heartbeats: after the start, a stall of this process, or an outage of the
-    store. It gets the transaction, and the seconds by which the clock of leases has gained on the clock by which the
-    store was last written to (None: unknown).
+    been answered, with the kinds that have newly ready tasks: claims that wait are tried again. `on_over` is called
+    there with the ids of the tasks that have ended for good. `on_end` is called in a transaction in which tasks have
+    ended, before claims are served. `on_gap` is called in the first transaction after a time without heartbeats: after
+    the start, a stall of this process, or an outage of the store. It gets the transaction, and the seconds by which the
+    clock of leases has gained on the clock by which the store was last written to (None: unknown).
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class GroupCommit:
         on_ready: Callable[[Mapping[str, NewlyDue]], None],
         on_gap: Callable[[UnitOfWork, float | None], None],
         on_end: Callable[[UnitOfWork], None] = lambda turn: turn.over.clear(),
+        on_over: Callable[[Sequence[str]], None] = lambda _: None,
         feed: Feed | None = None,
     ) -> None:
         self._store = store
@@ -103,6 +109,7 @@ class GroupCommit:
         self._on_ready = on_ready
         self._on_gap = on_gap
         self._on_end = on_end
+        self._on_over = on_over
         self._feed = feed
         self.kinds = KindDefaults()  # written by the writer's thread
         self.tally = Tally()
@@ -152,8 +159,8 @@ class GroupCommit:
         """Return the seconds after which a refused request may be repeated: random, so that repeats are spread."""
         return 0.5 + self._random.random()
 
-    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Done) -> None:
-        """Queue a request of `size` items; `done` gets its answer.
+    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Done, note: Note | None = None) -> None:
+        """Queue a request of `size` items; `done` gets its answer. With a `note`, the audit log gets an entry.
 
         Raises `Throttled` if the queue of its class is full, and `Unavailable` if the writer has ended.
         """
@@ -162,18 +169,18 @@ class GroupCommit:
                 raise Unavailable(self.fault or "the engine is closed")
             if size > self.room(rank):
                 raise Throttled(f"too many {rank.name} wait to be written: try again later", retry_after=self.later())
-            self._queues[rank].append(_Job(rank, request, size, done))
+            self._queues[rank].append(_Job(rank, request, size, done, note))
             self._waiting[rank] += size
             self._wake.notify()
 
-    async def ask(self, rank: RequestClass, request: Any, *, size: int) -> Any:
+    async def ask(self, rank: RequestClass, request: Any, *, size: int, note: Note | None = None) -> Any:
         """Queue a request of `size` items and wait for its answer. Raises like `submit`."""
-        return await self.begin(rank, request, size=size)
+        return await self.begin(rank, request, size=size, note=note)
 
-    def begin(self, rank: RequestClass, request: Any, *, size: int) -> "asyncio.Future[Any]":
+    def begin(self, rank: RequestClass, request: Any, *, size: int, note: Note | None = None) -> "asyncio.Future[Any]":
         """Queue a request of `size` items and return a future of its answer. Raises like `submit`."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.submit(rank, request, size=size, done=lambda result: resolve(answer, result))
+        self.submit(rank, request, size=size, done=lambda result: resolve(answer, result), note=note)
         return answer
 
     @contextmanager
@@ -280,6 +287,7 @@ class GroupCommit:
                     if batch:
                         answers = rank.apply(turn, [job.request for job in batch])
                         answered += zip(batch, answers, strict=True)
+                        _note(turn, rank, batch, answers)
                     if turn.over:
                         self._on_end(turn)
         except Unavailable as error:
@@ -291,7 +299,7 @@ class GroupCommit:
         self._note_fault(None)
         self.tally.add(turn)
         self.last_at = turn.instant
-        return _Outcome(answered, turn.readied(), turn.happened or ())
+        return _Outcome(answered, turn.readied(), turn.happened or (), turn.ends)
 
     def _note_fault(self, fault: str | None) -> None:
         """Note why the last transaction failed, or that it succeeded; the log has a line when that changes."""
@@ -327,6 +335,8 @@ class GroupCommit:
             job.done(answer)
         if outcome.readied:
             self._on_ready(outcome.readied)
+        if outcome.ends:
+            self._on_over(outcome.ends)
         if outcome.happened and self._feed is not None:
             self._feed.publish(outcome.happened)
 
@@ -337,7 +347,18 @@ def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
         for kind, more in outcome.readied.items():
             readied[kind] = readied[kind] + more if kind in readied else more
     happened = [event for outcome in outcomes for event in outcome.happened]
-    return _Outcome([answered for outcome in outcomes for answered in outcome.answered], readied, happened)
+    answered = [answer for outcome in outcomes for answer in outcome.answered]
+    return _Outcome(answered, readied, happened, [task_id for outcome in outcomes for task_id in outcome.ends])
+
+
+def _note(turn: UnitOfWork, rank: RequestClass, batch: Sequence[_Job], answers: Sequence[Any]) -> None:
+    """Write the entries of the audit log for requests that were applied."""
+    rows: list[AuditRow] = []
+    for job, answer in zip(batch, answers, strict=True):
+        if job.note is not None and (count := rank.count(turn, job.request, answer)) is not None:
+            rows.append(job.note.row(turn, count))
+    if rows:
+        turn.tx.add_audit(rows)
 
 
 def resolve(future: "asyncio.Future[Any]", result: Any) -> None:

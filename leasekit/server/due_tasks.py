@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from leasekit.server.fair_lane import FairLane
 from leasekit.server.kind_queue import LaneReader, levels
+from leasekit.server.roles import start_deadlines
 from leasekit.server.rooms import Rooms
 from leasekit.server.store import GateRow, Lane, Trigger
 from leasekit.server.store.gates import COLLECTION
 from leasekit.server.store.kind_rules import NO_RULES
+from leasekit.server.store.routes import NO_LABELS, fits, is_route, kind_of
 from leasekit.server.unit_of_work import UnitOfWork
 
 _MOST = 1000  # rows of a lane that are read at once
@@ -19,15 +21,25 @@ _SHUT_OUT = 1000  # tasks of closed collections that one transaction reads, abou
 class DueTasks:
     """The due tasks of some kinds, each taken once. At most `wanted` will be taken, which bounds reading ahead.
 
-    Lanes of kinds that are closed or at a limit are not read; `rooms` knows the limits. Tasks of closed collections are
-    left out, and are in `sieve.shut_out`.
+    Lanes of kinds that are closed or at a limit are not read, nor those in `without` (kind and priority); `rooms` knows
+    the limits. Tasks of closed collections are left out, and are in `sieve.shut_out`; so are those whose start deadline
+    has passed, in `sieve.late`. Tasks that require labels are included if one of `workers` (labels) has them.
     """
 
-    def __init__(self, turn: UnitOfWork, kinds: Collection[str], *, wanted: int) -> None:
-        due = [lane for lane in turn.lanes(kinds) if lane.due_at <= turn.now]
+    def __init__(
+        self,
+        turn: UnitOfWork,
+        kinds: Collection[str],
+        *,
+        wanted: int,
+        without: Collection[tuple[str, int]] = (),
+        workers: Collection[frozenset[str]] = (),
+    ) -> None:
+        due = [lane for lane in turn.lanes(kinds, workers) if lane.due_at <= turn.now]
+        due = [lane for lane in due if (lane.kind, lane.priority) not in without] if without else due
         self.rooms = Rooms(turn, {lane.kind for lane in due})
         due = [lane for lane in due if self.rooms.left(lane.kind) > 0]
-        self.sieve = _Sieve(turn)
+        self.sieve = Sieve(turn)
         self._turn = turn
         chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
         readers: dict[tuple[int, str], LaneReader] = {}
@@ -36,20 +48,26 @@ class DueTasks:
             if not lane.has_keys:
                 readers[lane[:2]] = _LaneReader(turn, lane, chunk, self.sieve)
                 continue
-            fair = FairLane(turn, lane, wanted=wanted, sieve=self.sieve, unkeyed=readers.get(lane[:2]))
+            unkeyed, keys = readers.get(lane[:2]), self.rooms.of_keys(lane.kind)
+            fair = FairLane(turn, lane, wanted=wanted, sieve=self.sieve, unkeyed=unkeyed, keys=keys)
             readers[lane[:2]] = fair
             self._fair.append(fair)
         self._readers: dict[str, list[LaneReader]] = {}
-        for (_, kind), reader in readers.items():
-            self._readers.setdefault(kind, []).append(reader)
+        self._has_routes = False
+        for (_, name), reader in readers.items():
+            self._readers.setdefault(kind_of(name), []).append(reader)
+            self._has_routes |= is_route(name)
 
-    def take(self, kinds: Iterable[str], limit: int) -> list[Trigger]:
+    def take(self, kinds: Iterable[str], limit: int, *, labels: frozenset[str] = NO_LABELS) -> list[Trigger]:
         """Take up to `limit` tasks of these kinds: the lowest priority number first, then the longest due.
 
-        Kinds that have due tasks of the same priority take turns.
+        Kinds that have due tasks of the same priority take turns. Of tasks that require labels, only those are taken
+        that a worker with these `labels` may have.
         """
         turn, rules = self._turn, self._turn.rules
-        found = [(kind, rules.get(kind, NO_RULES), self._readers[kind]) for kind in kinds if kind in self._readers]
+        found = [
+            (kind, rules.get(kind, NO_RULES), self._fitting(kind, labels)) for kind in kinds if kind in self._readers
+        ]
         taken: list[Trigger] = []
         for level, queues in levels(found, self.rooms, now=turn.now):
             left = limit - len(taken)
@@ -58,12 +76,39 @@ class DueTasks:
                 break
         return taken
 
+    def take_of_each(self, limit: int, *, together: int) -> list[Trigger]:
+        """Take up to `limit` tasks of each lane, the longest due first, and about `together` in all, of any lanes."""
+        lanes = [(kind, reader) for kind, readers in self._readers.items() for reader in readers]
+        self._turn.random.shuffle(lanes)
+        taken: list[Trigger] = []
+        for kind, reader in lanes:
+            if len(taken) >= together:
+                break
+            rows = reader.take(min(limit, self.rooms.left(kind)))
+            self.rooms.start(kind, len(rows))
+            taken += rows
+        return taken
+
     def put_back(self, rows: Sequence[Trigger]) -> None:
-        """Put the tasks that were taken last back, so that they come first again."""
+        """Undo the last `take` for these tasks: they come first again."""
         for row in reversed(rows):
-            reader = next(reader for reader in self._readers[row.kind] if reader.priority == row.priority)
-            reader.put_back(row)
+            self._reader(row).put_back(row)
             self.rooms.start(row.kind, -1)
+
+    def drop(self, rows: Iterable[Trigger]) -> None:
+        """Note that tasks that were taken do not run after all."""
+        for row in rows:
+            if isinstance(reader := self._reader(row), FairLane):
+                reader.drop(row)
+
+    def _fitting(self, kind: str, labels: frozenset[str]) -> Sequence[LaneReader]:
+        readers = self._readers[kind]
+        return [reader for reader in readers if fits(reader.name, labels)] if self._has_routes else readers
+
+    def _reader(self, row: Trigger) -> LaneReader:
+        readers = [reader for reader in self._readers[row.kind] if reader.priority == row.priority]
+        took = (reader for reader in readers if isinstance(reader, FairLane) and reader.has_taken(row))
+        return readers[0] if len(readers) == 1 else next(took, readers[0])
 
     def close(self) -> None:
         """Charge the keys of the tasks that were taken; call this after these were saved."""
@@ -71,21 +116,27 @@ class DueTasks:
             lane.close()
 
 
-class _Sieve:
-    """The tasks of closed collections among those that were read."""
+class Sieve:
+    """The tasks among those that were read that must not start: of closed collections, or too late."""
 
     def __init__(self, turn: UnitOfWork) -> None:
         self._turn = turn
         self._closed = turn.gates.holding(COLLECTION, turn.now)
+        self._has_deadlines = start_deadlines.is_watched(turn)
         self.shut_out: list[tuple[Trigger, GateRow]] = []
+        self.late: list[Trigger] = []
 
     @property
     def is_full(self) -> bool:
         """Return whether this transaction has left out as many tasks as it may."""
-        return len(self.shut_out) >= _SHUT_OUT
+        return len(self.shut_out) + len(self.late) >= _SHUT_OUT
 
     def sift(self, rows: Sequence[Trigger]) -> Sequence[Trigger]:
-        """Return those of these tasks whose collections are open."""
+        """Return the tasks whose collections are open and whose start deadlines have not passed; note the others."""
+        if self._has_deadlines and rows:
+            late = start_deadlines.late_ones(self._turn, rows)
+            self.late += late
+            rows = [row for row in rows if row not in late] if late else rows
         if not self._closed or not rows:
             return rows
         of = self._turn.tx.collections([row.seq for row in rows])
@@ -96,9 +147,10 @@ class _Sieve:
 class _LaneReader:
     """The due tasks of one lane, the longest due first."""
 
-    def __init__(self, turn: UnitOfWork, lane: Lane, chunk: int, sieve: _Sieve) -> None:
+    def __init__(self, turn: UnitOfWork, lane: Lane, chunk: int, sieve: Sieve) -> None:
         self._sieve = sieve
         self.priority = lane.priority
+        self.name = lane.name
         self.due_at = lane.due_at
         self._turn = turn
         self._lane = lane

@@ -5,47 +5,67 @@ values are returned decoded.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from leasekit import wire
 from leasekit._lifecycle.validation import check_limit, checked
-from leasekit.backend import Capabilities
-from leasekit.errors import ProtocolError, Unavailable
+from leasekit.backend import Capabilities, dead_ones, unknown_task
+from leasekit.errors import ProtocolError, Refused, Unavailable
+from leasekit.periodic import PeriodicInfo, PeriodicTask, PeriodicTaskItem
 from leasekit.server.engine import Engine
-from leasekit.server.roles import gates
+from leasekit.server.roles import gates, periodic
+from leasekit.server.roles import tokens as access_tokens
+from leasekit.server.roles.audit import Note, names_of
 from leasekit.task import (
     Beat,
     ChainCancelled,
     Claimed,
+    Ended,
     GateInfo,
     KindInfo,
     KindSettings,
+    Matched,
     NewTask,
     NodeInfo,
     Page,
     Purged,
     Redriven,
+    Rescheduled,
     Scheduled,
     Settlement,
     Stats,
     Task,
     TaskInfo,
+    Ticket,
     Vacuumed,
     Verdict,
     WorkerInfo,
 )
+from leasekit.tokens import AuditPage, TokenInfo
+
+_NO_LABELS: Mapping[str, str] = {}
 
 
 class DirectBackend:
     """A backend with all protocols of `leasekit.backend`, over the engine that a subclass returns from `_engine`."""
 
-    capabilities = Capabilities(max_batch=wire.MAX_BATCH, max_claim=wire.MAX_BATCH, dependencies=True, keys=True)
+    capabilities = Capabilities(
+        max_batch=wire.MAX_BATCH,
+        max_claim=wire.MAX_BATCH,
+        dependencies=True,
+        keys=True,
+        debounce=True,
+        start_deadlines=True,
+        tags=True,
+        labels=True,
+    )
 
     def __init__(self, *, worker: str) -> None:
         self.worker = worker
@@ -53,14 +73,46 @@ class DirectBackend:
     async def _engine(self) -> Engine:
         raise NotImplementedError
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+    def _noting(self, act: str, *, target: str | None = None, fields: Struct | None = None) -> dict[str, Any]:
+        """Return the argument by which the engine writes an act of an operator into its audit log, if it has one."""
+        return {}
+
+    async def claim(
+        self,
+        kinds: Sequence[str],
+        *,
+        limit: int,
+        wait: float,
+        claim_id: str,
+        labels: Mapping[str, str] = _NO_LABELS,
+    ) -> Claimed:
         fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
-        request = checked(wire.ClaimRequest, fields)
+        request = checked(wire.ClaimRequest, {**fields, "labels": labels})
         engine = await self._engine()
         claimed = await engine.claim(
-            worker=self.worker, kinds=request.kinds, limit=request.limit, wait=request.wait, claim_id=request.claim_id
+            worker=self.worker,
+            kinds=request.kinds,
+            limit=request.limit,
+            wait=request.wait,
+            claim_id=request.claim_id,
+            labels=request.labels,
         )
-        return Claimed(tasks=[plain(task) for task in claimed.tasks], waited=claimed.waited)
+        return replace(claimed, tasks=[plain(task) for task in claimed.tasks])
+
+    async def claim_tickets(
+        self, kinds: Sequence[str], tickets: Sequence[Ticket], *, limit: int, claim_id: str
+    ) -> Claimed:
+        fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "claim_id": claim_id, "tickets": tickets}
+        request = checked(wire.ClaimRequest, fields)
+        claimed = await (await self._engine()).claim(
+            worker=self.worker,
+            kinds=request.kinds,
+            limit=request.limit,
+            wait=0,
+            claim_id=request.claim_id,
+            tickets=request.tickets,
+        )
+        return replace(claimed, tasks=[plain(task) for task in claimed.tasks])
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         if not beats:
@@ -72,13 +124,13 @@ class DirectBackend:
         if not settlements:
             return []
         request = {"worker": self.worker, "results": settlements}
-        items = checked(wire.ResultsRequest, request, dependencies=True).results
+        items = checked(wire.ResultsRequest, request).results
         return await (await self._engine()).results(self.worker, items)
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         if not tasks:
             return []
-        items = checked(wire.ScheduleRequest, {"tasks": tasks}, dependencies=True).tasks
+        items = checked(wire.ScheduleRequest, {"tasks": tasks}).tasks
         return await (await self._engine()).schedule(items)
 
     async def get(self, task_id: str) -> TaskInfo | None:
@@ -97,13 +149,20 @@ class DirectBackend:
 
     async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
         request = checked(wire.RedriveRequest, {"ids": task_ids, "worker": self.worker, **options})
-        return await (await self._engine()).redrive(request)
+        noting = self._noting("tasks.redrive", target=request.kind, fields=request)
+        return await (await self._engine()).redrive(request, **noting)
+
+    async def list_dead(self, *, cursor: str | None = None, limit: int = 100, **wanted: Any) -> Page:
+        return await self.list_tasks(cursor=cursor, limit=limit, **dead_ones(wanted))
 
     async def stats(self) -> Stats:
         return await (await self._engine()).stats()
 
     async def workers(self) -> list[WorkerInfo]:
         return await (await self._engine()).workers()
+
+    async def tell_window(self, size: int, waiting: int) -> None:
+        (await self._engine()).note_window(self.worker, wire.WorkerWindow(size=size, waiting=waiting))
 
     async def nodes(self) -> list[NodeInfo]:
         return await (await self._engine()).nodes()
@@ -118,40 +177,108 @@ class DirectBackend:
     async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
         checked(wire.OneKind, {"kind": kind})
         given = checked(wire.KindRequest, wire.given(settings))
-        info = await (await self._engine()).set_kind(kind, given, by=self.worker)
+        info = await (await self._engine()).set_kind(
+            kind, given, by=self.worker, **self._noting("kind.set", target=kind, fields=given)
+        )
         assert info is not None  # noqa: S101 - it was just set
         return info
 
     async def delete_kind(self, kind: str) -> None:
         checked(wire.OneKind, {"kind": kind})
-        await (await self._engine()).set_kind(kind, None, by=self.worker)
+        await (await self._engine()).set_kind(kind, None, by=self.worker, **self._noting("kind.delete", target=kind))
+
+    async def list_periodic(self) -> list[PeriodicInfo]:
+        engine, found = await self._engine(), list[PeriodicInfo]()
+        while page := await engine.periodics(after=found[-1].name if found else ""):
+            found += page
+        return [_plain_periodic(info) for info in found]
+
+    async def get_periodic(self, name: str) -> PeriodicInfo | None:
+        checked(wire.OnePeriodic, {"name": name})
+        info = await (await self._engine()).periodic(name)
+        return None if info is None else _plain_periodic(info)
+
+    async def set_periodic(self, name: str, task: PeriodicTask, *, is_declared: bool = False) -> PeriodicInfo:
+        item = checked(PeriodicTaskItem, wire.given(task))
+        act = "periodic.declare" if is_declared else "periodic.set"
+        return _plain_periodic(
+            await self._change_periodic(periodic.Put(name, item, self.worker, is_declared), act, item)
+        )
+
+    async def pause_periodic(self, name: str, *, is_paused: bool = True) -> PeriodicInfo:
+        act = "periodic.pause" if is_paused else "periodic.resume"
+        return _plain_periodic(await self._change_periodic(periodic.Pause(name, is_paused, self.worker), act))
+
+    async def trigger_periodic(self, name: str, *, at: datetime) -> Scheduled:
+        change = periodic.Trigger(name, at.timestamp(), self.worker)
+        scheduled: Scheduled = await self._change_periodic(change, "periodic.trigger")
+        return scheduled
+
+    async def delete_periodic(self, name: str) -> None:
+        checked(wire.OnePeriodic, {"name": name})
+        noting = self._noting("periodic.delete", target=name)
+        await (await self._engine()).change_periodic(periodic.Remove(name, self.worker), **noting)
+
+    async def _change_periodic(self, change: periodic.Change, act: str, fields: Struct | None = None) -> Any:
+        checked(wire.OnePeriodic, {"name": change.name})
+        noting = self._noting(act, target=change.name, fields=fields)
+        answer = await (await self._engine()).change_periodic(change, **noting)
+        if answer is None:
+            raise Refused(f"there is no periodic task {change.name!r}")
+        return answer
 
     async def gates(self) -> list[GateInfo]:
         return await (await self._engine()).gates()
 
     async def set_gate(self, *, kind: str | None = None, collection: str | None = None, **wanted: Any) -> GateInfo:
         request = checked(wire.GateRequest, wanted)
-        info = await (await self._engine()).set_gate(gates.Gated.one_of(kind, collection).closed(request, self.worker))
+        gated = gates.Gated.one_of(kind, collection)
+        noting = self._noting(f"{gated.scope}.{request.mode}", target=gated.name, fields=request)
+        info = await (await self._engine()).set_gate(gated.closed(request, self.worker), **noting)
         assert info is not None  # noqa: S101 - it was just closed
         return info
 
     async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
-        await (await self._engine()).set_gate(gates.Gated.one_of(kind, collection).opened(self.worker))
+        gated = gates.Gated.one_of(kind, collection)
+        noting = self._noting(f"{gated.scope}.open", target=gated.name)
+        await (await self._engine()).set_gate(gated.opened(self.worker), **noting)
 
     async def cancel_chain(self, task_id: str, *, cursor: str | None = None) -> ChainCancelled:
         request = checked(wire.ChainRequest, {"id": task_id, "cursor": cursor})
         return await (await self._engine()).cancel_chain(request)
 
-    async def purge(self, **options: Any) -> Purged:
-        return await (await self._engine()).purge(checked(wire.PurgeRequest, options))
+    async def reschedule(self, task_id: str, **wanted: Any) -> Rescheduled:
+        checked(wire.OneTask, {"task_id": task_id})
+        request = checked(wire.RescheduleRequest, wanted)
+        answer = await (await self._engine()).reschedule(task_id, request, by=self.worker)
+        if answer is None:
+            raise Refused(unknown_task(task_id))
+        return answer
+
+    async def cancel_matching(self, **wanted: Any) -> Matched:
+        request = checked(wire.CancelMatchingRequest, wanted)
+        noting = self._noting("tasks.cancel-matching", target=request.kind, fields=request)
+        return await (await self._engine()).cancel_matching(request, **noting)
+
+    async def reschedule_matching(self, **wanted: Any) -> Matched:
+        request = checked(wire.RescheduleMatchingRequest, wanted)
+        noting = self._noting("tasks.reschedule-matching", target=request.kind, fields=request)
+        return await (await self._engine()).reschedule_matching(request, by=self.worker, **noting)
+
+    async def purge(self, task_ids: Sequence[str] = (), **options: Any) -> Purged:
+        request = checked(wire.PurgeRequest, {"ids": task_ids, **options})
+        noting = self._noting("tasks.purge", target=request.kind, fields=request)
+        return await (await self._engine()).purge(request, **noting)
 
     async def vacuum(self) -> Vacuumed:
-        return await (await self._engine()).vacuum()
+        return await (await self._engine()).vacuum(**self._noting("store.vacuum"))
 
     async def list_tasks(self, *, limit: int = 100, **filters: Any) -> Page:
         check_limit("limit", limit)
-        checked(wire.TaskFilters, {name: value for name, value in filters.items() if value is not None})
-        page = await (await self._engine()).list_tasks(limit=limit, **filters)
+        wanted = {name: value for name, value in filters.items() if value is not None}
+        tags = {"tag": wanted["tags"]} if "tags" in wanted else {}
+        checked(wire.TaskFilters, {name: value for name, value in wanted.items() if name != "tags"} | tags)
+        page = await (await self._engine()).list_tasks(limit=limit, **wanted)
         return Page(tasks=[plain_info(info) for info in page.tasks], cursor=page.cursor)
 
 
@@ -178,6 +305,56 @@ class EmbeddedBackend(DirectBackend):
             opened, self._opened = self._opened, None
             if opened is not None:
                 await opened[0].__aexit__(None, None, None)
+
+    def _noting(self, act: str, *, target: str | None = None, fields: Struct | None = None) -> dict[str, Any]:
+        names = [] if fields is None else names_of(fields)
+        return {"note": Note(act, target=target, fields=names, worker=self.worker)}
+
+    async def tokens(self) -> list[TokenInfo]:
+        """List the access tokens: see `TokenDirectory`, like all that follow."""
+        return await (await self._engine()).list_tokens()
+
+    async def token(self, token: str) -> TokenInfo | None:
+        """Return an access token."""
+        checked(wire.OneToken, {"token": token})
+        return await (await self._engine()).get_token(token)
+
+    async def create_token(self, *, token_id: str, **wanted: Any) -> TokenInfo:
+        """Make an access token."""
+        order = checked(wire.TokenRequest, {"id": token_id, **wanted})
+        noting = self._noting("token.create", target=order.name, fields=order)
+        info = await (await self._engine()).change_token(access_tokens.Create(order), **noting)
+        assert info is not None  # noqa: S101 - it was just made
+        return info
+
+    async def revoke_token(self, token: str) -> TokenInfo:
+        """End an access token."""
+        return await self._change_token(access_tokens.Revoke(token), "token.revoke")
+
+    async def rotate_token(self, token: str, *, digest: str, overlap: float = 0.0) -> TokenInfo:
+        """Give an access token another secret."""
+        order = checked(wire.RotateRequest, {"digest": digest, "overlap": overlap})
+        return await self._change_token(access_tokens.Rotate(token, order), "token.rotate", order)
+
+    async def _change_token(
+        self, change: access_tokens.Revoke | access_tokens.Rotate, act: str, fields: Struct | None = None
+    ) -> TokenInfo:
+        checked(wire.OneToken, {"token": change.token})
+        noting = self._noting(act, target=change.token, fields=fields)
+        if (info := await (await self._engine()).change_token(change, **noting)) is None:
+            raise Refused(f"there is no access token {change.token!r}: name one that `tokens` lists")
+        return info
+
+    async def audit(self, *, cursor: str | None = None, limit: int = 100) -> AuditPage:
+        """Return a page of the log of what operators did."""
+        check_limit("limit", limit)
+        return await (await self._engine()).audit(cursor=cursor, limit=limit)
+
+    async def ended(self, task_ids: Sequence[str], *, wait: float) -> Ended:
+        """Wait for the ends of tasks: see `EndSource`."""
+        ids = checked(wire.EndedRequest, {"ids": task_ids, "wait": wait}).ids
+        found = await (await self._engine()).ended(ids, wait=wait)
+        return replace(found, tasks=[plain_info(info) for info in found.tasks])
 
     async def _engine(self) -> Engine:
         if self._opened is not None:
@@ -216,3 +393,8 @@ def _decoded_value(value: Any) -> Any:
         return msgspec.json.decode(value) if isinstance(value, Raw) else value
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a value in the store is not JSON: {error}") from None
+
+
+def _plain_periodic(info: PeriodicInfo) -> PeriodicInfo:
+    """Return a periodic task with its payload decoded."""
+    return msgspec.json.decode(msgspec.json.encode(info), type=PeriodicInfo)

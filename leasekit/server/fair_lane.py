@@ -4,6 +4,9 @@ Each key of a lane has a share, which counts the tasks that were taken from the 
 the first one of the key with the least. A key that gets due tasks joins at the least virtual time of the keys that
 have some (`base`): it has no credit for the time in which it had none, and owes one task at most.
 Tasks without a key have the share of the key ''.
+
+A key of which no more tasks may run or start is full: it leaves the competition until a run of it has ended, or until
+it has a token. Then it joins again, like a key that had no due tasks.
 """
 
 import heapq
@@ -11,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from leasekit.server.key_rooms import UNKEYED, KeyRooms
 from leasekit.server.kind_queue import LaneReader
 from leasekit.server.store import Lane, Share, Trigger
 from leasekit.server.unit_of_work import UnitOfWork
@@ -18,7 +22,6 @@ from leasekit.server.unit_of_work import UnitOfWork
 _MOST = 1000  # shares, or tasks, that are read at once
 _LEAST = 16
 _BEFORE_ALL = Share(-1.0, "")
-_UNKEYED = ""
 
 DueAt = tuple[float, int]  # when a task was due, and its `seq`
 _FIRST: DueAt = (-1.0, -1)
@@ -54,29 +57,46 @@ class FairLane:
         wanted: int,
         sieve: Sieve | None = None,
         unkeyed: LaneReader | None = None,
+        keys: KeyRooms | None = None,
     ) -> None:
         self.priority = lane.priority
+        self.name = lane.name
         self.due_at = lane.due_at if unkeyed is None else min(lane.due_at, unkeyed.due_at)
         self._turn = turn
         self._lane = lane
         self._sieve = sieve
+        self._keys = keys
+        self._full: dict[str, float] = {}  # the keys that have left the competition, and their virtual times
         self._wanted = min(wanted, _MOST)
         self._page = max(self._wanted, _LEAST)
         self._queues: dict[str, Queue] = {}
         self._taken: dict[str, int] = {}  # of the keys whose shares change
         self._key_of: dict[int, str] = {}
         # In this order: a share that another node lets join between the two reads is in both of them, not in none.
-        joining = turn.tx.joining_shares(lane, now=turn.now, limit=2 * self._page)
+        joining = self._joining()
         active = turn.tx.active_shares(lane, after=_BEFORE_ALL, limit=self._page)
         self._base = active[0].taken if active else 0.0
         self._last = active[-1] if len(active) == self._page else None  # None: all active shares have been read
         if unkeyed is not None:
-            self._queues[_UNKEYED] = unkeyed
-            joining.append(turn.tx.share(lane, _UNKEYED))
+            self._queues[UNKEYED] = unkeyed
+            joining.append(turn.tx.share(lane, UNKEYED))
         self._known = {share.key for share in active}
-        self._heap = [*active, *(self._joined(share) for share in joining if share.key not in self._known)]
+        joined = [self._joined(share) for share in joining if share.key not in self._known]
         self._known.update(self._taken)
-        heapq.heapify(self._heap)
+        self._heap: list[Share] = []
+        self._compete([*active, *joined])
+
+    def _joining(self) -> list[Share]:
+        """Return the shares that join: enough that those of keys with free places fill a page, or all."""
+        limit = 2 * self._page
+        while True:
+            joining = self._turn.tx.joining_shares(self._lane, now=self._turn.now, limit=limit)
+            if self._keys is None or len(joining) < limit:
+                return joining
+            self._keys.look(share.key for share in joining)
+            if sum(not self._is_full(share.key) for share in joining) >= self._page:
+                return joining
+            limit *= 4
 
     def _joined(self, share: Share) -> Share:
         self._taken[share.key] = 0
@@ -95,6 +115,8 @@ class FairLane:
         taken, key = self._heap[0]
         heapq.heapreplace(self._heap, Share(taken + 1, key))
         self._taken[key] = self._taken.get(key, 0) + 1
+        if self._keys is not None:
+            self._keys.start(key)
         row = self._queues[key].pop()
         self._key_of[row.seq] = key
         return row
@@ -103,7 +125,10 @@ class FairLane:
         key = self._key_of[row.seq]
         self._queues[key].put_back(row)
         self._taken[key] -= 1
-        taken = next((share.taken for share in self._heap if share.key == key), self._base + 1)
+        if self._keys is not None:
+            self._keys.start(key, -1)
+        default = self._full.pop(key, self._base + 1)
+        taken = next((share.taken for share in self._heap if share.key == key), default)
         self._heap = [Share(taken - 1, key), *(share for share in self._heap if share.key != key)]
         heapq.heapify(self._heap)
 
@@ -116,22 +141,60 @@ class FairLane:
     def close(self) -> None:
         """Charge the keys for what was taken from them; call this after the tasks were saved."""
         self._turn.tx.charge(self._lane, self._taken, base=self._base, now=self._turn.now)
+        if self._keys is None:
+            return
+        full = {key: self._keys.again_at(key) for key in self._full if self._is_full(key)}
+        self._turn.tx.leave(self._lane, full, most=self._keys.most)
+        for again_at in full.values():
+            if again_at is not None:
+                self._turn.ready(self._lane.name, again_at)
+
+    def has_taken(self, row: Trigger) -> bool:
+        """Return whether a task was taken from this lane."""
+        return row.seq in self._key_of
+
+    def drop(self, row: Trigger) -> None:
+        """Note that a task that was taken does not run after all."""
+        if self._keys is not None:
+            self._keys.drop(self._key_of[row.seq])
 
     def _least(self) -> Share | None:
         """Return the share that is next, after reading all that may be before it."""
-        while self._last is not None and not (self._heap and self._heap[0] <= self._last):
-            more = self._turn.tx.active_shares(self._lane, after=self._last, limit=self._page)
-            self._last = more[-1] if len(more) == self._page else None
-            for share in more:
-                if share.key not in self._known:  # another node may have charged it between the two pages
-                    self._known.add(share.key)
-                    heapq.heappush(self._heap, share)
-        return self._heap[0] if self._heap else None
+        while True:
+            while self._last is not None and not (self._heap and self._heap[0] <= self._last):
+                more = self._turn.tx.active_shares(self._lane, after=self._last, limit=self._page)
+                self._last = more[-1] if len(more) == self._page else None
+                new = [share for share in more if share.key not in self._known]  # another node may have charged one
+                self._known.update(share.key for share in new)
+                self._compete(new)
+            if not self._heap or not self._is_full(self._heap[0].key):
+                return self._heap[0] if self._heap else None
+            self._leave(heapq.heappop(self._heap))
+
+    def _compete(self, shares: Sequence[Share]) -> None:
+        """Have these shares compete, but for those of full keys."""
+        if self._keys is not None:
+            self._keys.look(share.key for share in shares)
+        for share in shares:
+            if self._is_full(share.key):
+                self._leave(share)
+            else:
+                heapq.heappush(self._heap, share)
+
+    def _leave(self, share: Share) -> None:
+        self._full[share.key] = share.taken
+        queue = self._queues.get(share.key)
+        if self._keys is not None and (not isinstance(queue, _KeyQueue) or queue.may_have_more):
+            self._turn.counted[self._lane.kind, "limited", self._keys.why_full(share.key) or ""] = 1
+
+    def _is_full(self, key: str) -> bool:
+        return self._keys is not None and self._keys.why_full(key) is not None
 
     def _queue(self, key: str) -> Queue:
         """Return the queue of a key. Those of the keys that come next are read together with it."""
         if key not in self._queues:
             each = max(1, self._wanted // len(self._heap))
+            each = each if self._keys is None else min(each, self._keys.at_once + 1)
             nearest = heapq.nsmallest(max(1, self._wanted // each), self._heap)
             new = {share.key: _KeyQueue(self, share.key) for share in nearest if share.key not in self._queues}
             self._queues.update(new)
@@ -161,6 +224,10 @@ class _KeyQueue:
         self._lane = lane
         self._rows: deque[Trigger] = deque()
         self._more = 1
+
+    @property
+    def may_have_more(self) -> bool:
+        return bool(self._rows) or self.after is not None
 
     def fill(self, rows: Sequence[Trigger], *, after: DueAt | None) -> None:
         self._rows.extend(rows)

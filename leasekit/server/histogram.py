@@ -16,6 +16,10 @@ class Histogram:
         self._counts[bisect.bisect_left(self.bounds, value)] += 1
         self.sum += value
 
+    def counts(self) -> list[int]:
+        """Return how many values were up to each bound and above the one before; the last item has the others."""
+        return list(self._counts)
+
     def cumulated(self) -> list[int]:
         """Return for each bound how many values were at most that large; the last item is the total."""
         total = 0

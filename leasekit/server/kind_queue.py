@@ -13,6 +13,8 @@ class LaneReader(Protocol):
     """The due tasks of one lane, in order."""
 
     priority: int
+    name: str
+    """The kind, or the name of a route."""
     due_at: float
     """When the first task was due, as far as is known without a look."""
 
@@ -29,7 +31,7 @@ class LaneReader(Protocol):
         ...
 
     def put_back(self, row: Trigger) -> None:
-        """Put a task that was taken back, so that it is the first again."""
+        """Return a task that was taken to the queue, where it is the first again."""
         ...
 
 

@@ -1,8 +1,9 @@
 """Long polls: claims that wait until a task is ready, first come, first served.
 
 The writer tries each claim. If no task is due, the claim is parked here, and tried again when a task of its kinds
-becomes ready or due. As many claims are tried as there are tasks, so that a thousand waiting claims cost as much as
-one; the writer reports tasks that they leave as ready again. A claim is not tried while no task of its kinds is due.
+becomes ready or due that its worker may have. As many claims are tried as there are tasks, so that a thousand waiting
+claims cost as much as one; the writer reports tasks that they leave as ready again. A claim is not tried while no task
+of its kinds is due.
 Everything in this module runs in the event loop; none of it decides which claim gets which task.
 """
 
@@ -10,15 +11,17 @@ import asyncio
 import bisect
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from leasekit.errors import Throttled
 from leasekit.server.clock import Clock
 from leasekit.server.commit import Done, resolve
 from leasekit.server.roles.claims import Answer, WaitingClaim
+from leasekit.server.store.routes import NO_LABELS, fits, kind_of
 from leasekit.server.unit_of_work import NewlyDue
-from leasekit.task import Claimed
+from leasekit.task import Claimed, Ticket
 
 _MOST = 10_000  # claims that may wait
 _SOONEST = 0.001  # seconds between two looks
@@ -54,8 +57,9 @@ class LongPolls:
         self._clock = clock
         self._count = 0
         self._polls: dict[tuple[str, str], _Poll] = {}
-        self._parked: dict[str, list[_Poll]] = {}  # by kind, in order of arrival
-        self._due: dict[str, float] = {}  # kind → when its next task is due, as far as is known
+        # kind → labels of workers → claims, in order of arrival
+        self._parked: dict[str, dict[frozenset[str], list[_Poll]]] = {}
+        self._due: dict[str, float] = {}  # kind or route → when its next task is due, as far as is known
         self._agenda: list[tuple[float, str]] = []  # a heap of the items of `_due`, and of stale ones
         self._full: set[str] = set()  # kinds at a limit: their claims are woken when a place is free, or at a time
         self._missed: set[str] = set()  # kinds of claims that were woken but not served: their tasks are still there
@@ -65,7 +69,17 @@ class LongPolls:
     def __len__(self) -> int:
         return len(self._polls)
 
-    async def claim(self, *, worker: str, claim_id: str, kinds: Sequence[str], limit: int, wait: float) -> Claimed:
+    async def claim(
+        self,
+        *,
+        worker: str,
+        claim_id: str,
+        kinds: Sequence[str],
+        limit: int,
+        wait: float,
+        tickets: Sequence[Ticket] = (),
+        labels: frozenset[str] = NO_LABELS,
+    ) -> Claimed:
         """Claim tasks; wait up to `wait` seconds for the first. A repeat joins the waiting claim, and may cut its wait.
 
         A repeat with `limit` 0 ends the waiting claim, which is answered at once, without tasks. Once all callers of a
@@ -83,7 +97,7 @@ class LongPolls:
         if poll is None:
             self._count += 1
             distinct, now = tuple(dict.fromkeys(kinds)), self._clock.instant()
-            request = WaitingClaim(self._count, worker, claim_id, distinct, limit, now)
+            request = WaitingClaim(self._count, worker, claim_id, distinct, limit, now, tickets=tickets, labels=labels)
             poll = self._begin(request, 0.0 if self._has_ended or not limit else wait)
         else:
             self._shorten_wait(poll, wait)
@@ -96,21 +110,27 @@ class LongPolls:
                 self._give_up(poll)
 
     def ready(self, readied: Mapping[str, NewlyDue]) -> None:
-        """Try as many claims as tasks have become ready, and note when the next tasks are due."""
-        for kind, due in readied.items():
-            self._wake(kind, self._startable(kind, due))
-            if due.is_full and kind in self._parked:
-                self._full.add(kind)
+        """Try a waiting claim for each task that has become ready, by kind or route, and note when the next are due."""
+        for name, due in readied.items():
+            was_full = kind_of(name) in self._full
+            self._wake(name, self._startable(name, due))
+            if was_full and due.freed and len(self._parked.get(name, ())) > 1:  # which task can start is not known here
+                self._wake_each(name)
+            if due.is_full and kind_of(name) in self._parked:
+                self._full.add(kind_of(name))
             # For a claim that is tried now or arrives later, the writer reports the next due time again.
-            if due.next_at is not None and kind in self._parked:
-                self._note_due(kind, due.next_at)
+            if due.next_at is not None and any(self._candidates(name)):
+                self._note_due(name, due.next_at)
         self._set_timer()
 
     def expect(self, arriving: Mapping[str, int]) -> None:
-        """Try as many claims of each kind as tasks are about to be written, in the same transaction."""
-        for kind, number in arriving.items():
-            if kind not in self._full:
-                self._wake(kind, number)
+        """Try a waiting claim for each task that is about to be written, so that one transaction writes and claims it.
+
+        `arriving`: the number of these tasks by kind or route.
+        """
+        for name, number in arriving.items():
+            if kind_of(name) not in self._full:
+                self._wake(name, number)
 
     def kinds(self) -> list[str]:
         """Return the kinds that parked claims wait for."""
@@ -120,7 +140,7 @@ class LongPolls:
         """Try one claim for each kind that has become due, or of which a claim was woken but not served."""
         missed, self._missed = self._missed, set()
         for kind in missed:
-            self._wake(kind, 1)
+            self._wake_each(kind)
         self._wake_due()
 
     def end(self) -> None:
@@ -208,31 +228,45 @@ class LongPolls:
     def _park(self, poll: _Poll) -> None:
         poll.is_parked = True
         for kind in poll.claim.kinds:
-            bisect.insort(self._parked.setdefault(kind, []), poll, key=_number)
+            bisect.insort(self._parked.setdefault(kind, {}).setdefault(poll.claim.labels, []), poll, key=_number)
 
     def _unpark(self, poll: _Poll) -> None:
         if not poll.is_parked:
             return
         poll.is_parked = False
         for kind in poll.claim.kinds:
-            parked = self._parked[kind]
+            pools, labels = self._parked[kind], poll.claim.labels
+            parked = pools[labels]
             del parked[bisect.bisect_left(parked, _number(poll), key=_number)]
             if not parked:
+                del pools[labels]
+            if not pools:
                 del self._parked[kind]
                 self._due.pop(kind, None)
                 self._full.discard(kind)
 
-    def _startable(self, kind: str, due: NewlyDue) -> int:
-        """Return how many claims of a kind to try: of one at a limit, as many as places are free."""
-        if kind not in self._full:
+    def _startable(self, name: str, due: NewlyDue) -> int:
+        """Return how many claims of a kind or route to try: of a kind at a limit, as many as places are free."""
+        if (kind := kind_of(name)) not in self._full:
             return due.number
         if due.freed:
             self._full.discard(kind)
         return due.freed
 
-    def _wake(self, kind: str, count: int) -> None:
-        for poll in self._parked.get(kind, [])[:count]:
+    def _wake(self, name: str, count: int) -> None:
+        """Try the first claims whose workers may have the tasks of a kind or route."""
+        for poll in list(islice(self._candidates(name), count)) if count else ():
             self._try_again(poll)
+
+    def _wake_each(self, kind: str) -> None:
+        """Try the first claim of each pool of workers with the same labels."""
+        for poll in [polls[0] for polls in self._parked.get(kind, {}).values()]:
+            self._try_again(poll)
+
+    def _candidates(self, name: str) -> Iterable[_Poll]:
+        """Return the parked claims whose workers may have the tasks of a kind or route, in order of arrival."""
+        pools = [polls for labels, polls in self._parked.get(kind_of(name), {}).items() if fits(name, labels)]
+        return pools[0] if len(pools) == 1 else heapq.merge(*pools, key=_number)
 
     def _note_due(self, kind: str, due_at: float) -> None:
         if due_at < self._due.get(kind, math.inf):
@@ -261,10 +295,10 @@ class LongPolls:
         now = self._clock.peek()
         due: list[str] = []
         while (due_at := self._next_due()) is not None and due_at <= now:
-            _, kind = heapq.heappop(self._agenda)
-            del self._due[kind]
-            self._full.discard(kind)
-            due.append(kind)
-        for kind in due:  # a claim that is woken for the first kind may have waited for the others too
-            self._wake(kind, 1)
+            _, name = heapq.heappop(self._agenda)
+            del self._due[name]
+            self._full.discard(kind_of(name))
+            due.append(name)
+        for name in due:  # a claim that is woken for the first kind may have waited for the others too
+            self._wake(name, 1)
         self._set_timer()

@@ -1,7 +1,8 @@
 """Messages between the nodes that share a store, so that a client may use any of them.
 
 Rule 1: messages have hints only, which may get lost or come twice. The store alone decides: each node looks once in a
-period for tasks that are due, and a heartbeat brings what a cancel hint has not. Only events are told nowhere else.
+period for tasks that are due, and for ends that are waited for, and a heartbeat brings what a cancel hint has not. Only
+events are told nowhere else.
 Rule 2: hints are gathered for a moment, and are sent outside the transactions that they are about.
 Rule 3: what nodes send is bounded. Of what does not fit, events are left out first.
 Rule 4: what changes seldom, or must not get lost, is in a node's sign in the store; events are sent only while the sign
@@ -10,7 +11,7 @@ of another node says that it wants them.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -19,12 +20,14 @@ from msgspec import Struct
 
 from leasekit.errors import BackendError
 from leasekit.server.clock import ALIVE, Clock
+from leasekit.server.end_waits import TOLD_FOR, EndWaits
 from leasekit.server.http.events import Feed
 from leasekit.server.long_poll import LongPolls
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, node_info
 from leasekit.server.store import MESSAGE, Company, Lane, NodeRow, SharedStore
 from leasekit.server.store.gates import KIND, Gates
+from leasekit.server.store.routes import is_route
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent
 from leasekit.task import NodeInfo, Verdict
 
@@ -32,15 +35,16 @@ logger = logging.getLogger("leasekit.server")
 
 _GATHER = 0.01  # seconds between two rounds of messages of a node
 _MESSAGES = 20  # in one round, at most
-_WAITING = 1000  # cancel hints, and events, that wait for the next round, at most
+_WAITING = 1000  # hints of each sort that wait for the next round, at most
+_AWAITED = 50_000  # tasks that other nodes wait for, and that are remembered
 
 _T = TypeVar("_T")
 
 
 class Due(Struct, frozen=True, array_like=True, tag="due"):
-    """Tasks of a kind have become due, or will, or may start."""
+    """Tasks of a kind or route have become due, or will, or may start."""
 
-    kind: str
+    kind: str  # or the name of a route
     number: int
     next_at: float | None
     freed: int = 0  # the places that have become free, if the kind has a limit
@@ -53,13 +57,33 @@ class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
     id: str
 
 
+class Awaited(Struct, frozen=True, array_like=True, tag="awaited"):
+    """A request at the sender waits until this task has ended."""
+
+    id: str
+
+
+class Ended(Struct, frozen=True, array_like=True, tag="ended"):
+    """A task has ended that some node waits for."""
+
+    id: str
+
+
 class Happened(Struct, frozen=True, array_like=True, tag="event"):
     """Something has happened that readers of events want to know."""
 
     event: TaskEvent
 
 
-Hint = Due | Cancel | Happened
+class NewTokens(Struct, frozen=True, array_like=True, tag="tokens"):
+    """Access tokens were made, revoked or rotated."""
+
+
+class Rings(Struct, frozen=True, array_like=True, tag="inbox"):
+    """An application has put tasks into the inbox; the sender is no node."""
+
+
+Hint = Due | Cancel | Ended | Awaited | Happened | NewTokens | Rings
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Hint]).decode
@@ -88,20 +112,32 @@ class Neighbours:
         clock: Clock,
         *,
         polls: LongPolls,
+        waits: EndWaits,
         cancels: CancelHints,
         feed: Feed,
         directory: Directory,
+        ring: Callable[[Collection[str]], None],
+        ring_inbox: Callable[[], None],
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        on_new_tokens: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._polls = polls
+        self._waits = waits
         self._cancels = cancels
         self._feed = feed
         self._directory = directory
+        self._ring = ring
+        self._ring_inbox = ring_inbox
         self._run = run
+        self._on_new_tokens = on_new_tokens
+        self._has_new_tokens = False
         self._due: dict[str, NewlyDue] = {}
         self._requested: list[Cancel] = []
+        self._ended: list[Ended] = []
+        self._awaited: list[Awaited] = []
+        self._awaited_elsewhere: dict[str, float] = {}  # task → until when, in order
         self._happened: list[TaskEvent] = []
         self._sending: asyncio.Task[None] | None = None
         self._stop: Callable[[], None] | None = None
@@ -143,7 +179,7 @@ class Neighbours:
         return [node_info(node, correction=company.correction) for node in company.nodes]
 
     async def workers(self) -> list[bytes]:
-        """Return what the other nodes that are alive say of the workers that they have heard of."""
+        """Return the reports of the other nodes that are alive, each on the workers that the node has heard of."""
         since = self._clock.instant() - ALIVE
         found: list[bytes] = await self._run(lambda: self._store.workers(since))
         return found
@@ -166,29 +202,43 @@ class Neighbours:
         now = self._clock.peek()
         for lane in lanes:  # a kind may have several
             is_due = lane.due_at <= now
-            self._polls.ready({lane.kind: NewlyDue(int(is_due), None if is_due else lane.due_at, int(is_due))})
+            self._polls.ready({lane.name: NewlyDue(int(is_due), None if is_due else lane.due_at, int(is_due))})
 
     def _lanes(self, kinds: Sequence[str]) -> list[Lane]:
         with self._store.view() as view:
             closed = Gates(view.gates()).holding(KIND, self._clock.peek())
-            return view.lanes([kind for kind in kinds if kind not in closed])
+            open_kinds = [kind for kind in kinds if kind not in closed]
+            return view.lanes([*open_kinds, *view.routes(open_kinds)])
 
     def tell(
         self,
         *,
         due: Mapping[str, NewlyDue] | None = None,
         cancelled: Iterable[tuple[Verdict, str | None]] = (),
+        ended: Iterable[str] = (),
+        awaited: Sequence[str] = (),
         events: Sequence[TaskEvent] = (),
+        has_new_tokens: bool = False,
     ) -> None:
-        """Have the other nodes told soon of kinds of which tasks are due, of verdicts on cancels, and of events."""
+        """Have the other nodes told soon of due tasks, verdicts on cancels, events, and changes of access tokens.
+
+        They are also told of tasks that requests wait for here (`awaited`), and of those that have `ended` and that
+        another node waits for.
+        """
         if not self._clock.has_company:
             return
         for kind, newly in (due or {}).items():
             self._due[kind] = self._due[kind] + newly if kind in self._due else newly
         requested = [Cancel(holder, verdict.id) for verdict, holder in cancelled if holder is not None]
         self._requested += requested[: _WAITING - len(self._requested)]
+        wanted = self._awaited_elsewhere
+        ends = [Ended(task_id) for task_id in ended if wanted.pop(task_id, None) is not None] if wanted else []
+        self._ended += ends[: _WAITING - len(self._ended)]
+        self._awaited += map(Awaited, awaited[: _WAITING - len(self._awaited)])
         self._happened += events[: _WAITING - len(self._happened)]
-        if self._sending is None:
+        self._has_new_tokens |= has_new_tokens
+        has_hints = any((self._due, self._requested, self._ended, self._awaited, self._happened, self._has_new_tokens))
+        if has_hints and self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
@@ -204,8 +254,10 @@ class Neighbours:
 
     def _gathered(self) -> list[Hint]:
         due = [Due(kind, newly.number, newly.next_at, newly.freed) for kind, newly in self._due.items()]
-        hints: list[Hint] = [*due, *self._requested, *map(Happened, self._happened)]
-        self._due, self._requested, self._happened = {}, [], []
+        hints: list[Hint] = [*due, *self._requested, *self._ended, *self._awaited, *map(Happened, self._happened)]
+        hints += [NewTokens()] if self._has_new_tokens else []
+        self._due, self._requested, self._ended, self._awaited, self._happened = {}, [], [], [], []
+        self._has_new_tokens = False
         return hints
 
     def _hear(self, hints: Sequence[Hint]) -> None:
@@ -214,9 +266,26 @@ class Neighbours:
             match hint:
                 case Due():
                     self._polls.ready({hint.kind: NewlyDue(hint.number, hint.next_at, hint.freed)})
+                    if hint.number and not is_route(hint.kind):
+                        self._ring([hint.kind])
                 case Cancel():
                     self._cancels.tell([(Verdict(id=hint.id, verdict="cancel_requested"), hint.worker)])
+                case Ended():
+                    self._waits.over([hint.id])
+                case Awaited():
+                    self._note_awaited(hint.id)
                 case Happened():
                     events.append(hint.event)
+                case NewTokens():
+                    self._on_new_tokens()
+                case Rings():
+                    self._ring_inbox()
         if events:
             self._feed.hear(events)
+
+    def _note_awaited(self, task_id: str) -> None:
+        wanted, now = self._awaited_elsewhere, self._clock.instant()
+        wanted.pop(task_id, None)
+        wanted[task_id] = now + TOLD_FOR
+        while len(wanted) > _AWAITED or next(iter(wanted.values())) < now:
+            del wanted[next(iter(wanted))]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Literal, TypeAlias
 
+from leasekit.server.key_rooms import KeyRooms
 from leasekit.server.store.kind_rules import KindRules
 from leasekit.server.token_bucket import Bucket
 from leasekit.server.unit_of_work import UnitOfWork
@@ -63,12 +64,19 @@ class Rooms:
     def __init__(self, turn: UnitOfWork, kinds: Collection[str]) -> None:
         self._tx = turn.tx
         limited = {kind: rules for kind in kinds if (rules := turn.rules.get(kind)) and rules.is_limited}
+        self._of_keys = {
+            kind: KeyRooms(turn.tx, kind, rules, turn.now) for kind, rules in limited.items() if rules.limits_keys
+        }
         self._kept: dict[tuple[str, str], float] = {}  # when buckets are full again, as it is stored
         self._rooms = self._measured(limited, turn.now) if limited else {}
 
     def left(self, kind: str) -> int:
         """Return how many tasks of a kind may still start."""
         return self._rooms[kind].left if kind in self._rooms else sys.maxsize
+
+    def of_keys(self, kind: str) -> KeyRooms | None:
+        """Return the rooms of the keys of a kind; None: its keys have no limit."""
+        return self._of_keys.get(kind)
 
     def start(self, kind: str, count: int = 1) -> None:
         """Count starts of a kind; fewer than none: tasks that do not start after all."""
@@ -83,16 +91,18 @@ class Rooms:
         """Write what has been taken from buckets."""
         buckets = {(kind, _WHOLE): room.bucket.full_at for kind, room in self._rooms.items() if room.bucket}
         changed = {key: full_at for key, full_at in buckets.items() if full_at != self._kept.get(key)}
+        for keys in self._of_keys.values():
+            changed |= keys.buckets()
         if changed:
             self._tx.set_buckets(changed)
 
     @staticmethod
     def refit(turn: UnitOfWork, kind: str, rules: KindRules) -> None:
-        """Fit what is kept of a kind's bucket to a new rate, which counts from now on."""
-        kept = turn.tx.buckets([(kind, _WHOLE)])
+        """Fit what is kept of a kind's buckets to new rates, which count from now on: none is more than empty."""
         if rules.rate is not None:
-            new = {key: Bucket.kept(rules.rate, rules.burst, at, now=turn.now).full_at for key, at in kept.items()}
-            turn.tx.set_buckets(new)
+            turn.tx.fill_buckets(kind, full_by=turn.now + rules.burst / rules.rate)
+        if rules.key_rate is not None:
+            turn.tx.fill_buckets(kind, full_by=turn.now + rules.key_burst / rules.key_rate, of_keys=True)
 
     def _measured(self, limited: Mapping[str, KindRules], now: float) -> dict[str, Room]:
         ours = self._tx.begin_starts(limited)

@@ -15,23 +15,32 @@ import importlib.util
 import logging
 import os
 import socket
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from datetime import datetime
 from typing import Any, Protocol, cast
 
 from leasekit._forwarding import ForwardingScheduler
 from leasekit.backend import (
     Backend,
+    BulkChanger,
     CancelSource,
     ChainDirectory,
+    DeadLetters,
+    EndSource,
     GateDirectory,
     KindDirectory,
     NodeDirectory,
+    PeriodicDirectory,
     Purger,
-    Redriver,
+    Rescheduler,
     Scheduler,
+    TicketSource,
+    TokenDirectory,
+    WindowListener,
     WorkerDirectory,
 )
 from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
+from leasekit.periodic import PeriodicInfo, PeriodicTask
 from leasekit.registry import needs_extra, open_backend
 from leasekit.server.embedded import DirectBackend, EmbeddedBackend
 from leasekit.server.engine import Engine
@@ -39,7 +48,21 @@ from leasekit.server.local_socket import LONGEST, beside, socket_path, store_pat
 from leasekit.server.store import RETENTION, Store
 from leasekit.server.store.sqlite.lock import is_reserved, one_user
 from leasekit.server.store.urls import open_store
-from leasekit.task import ChainCancelled, GateInfo, KindInfo, KindSettings, NodeInfo, Purged, Vacuumed, WorkerInfo
+from leasekit.task import (
+    ChainCancelled,
+    Claimed,
+    Ended,
+    GateInfo,
+    KindInfo,
+    KindSettings,
+    Matched,
+    NodeInfo,
+    Rescheduled,
+    Scheduled,
+    Vacuumed,
+    WorkerInfo,
+)
+from leasekit.tokens import AuditPage, TokenInfo
 
 # With an older store; with the first other process that uses the store.
 _LOADED_LATER = ("alembic", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop")
@@ -54,14 +77,21 @@ _LOOK = 0.02  # seconds between two looks at whether something has happened
 class _Service(
     Backend,
     Scheduler,
+    BulkChanger,
     CancelSource,
+    EndSource,
+    WindowListener,
     WorkerDirectory,
     NodeDirectory,
     KindDirectory,
+    PeriodicDirectory,
     GateDirectory,
     ChainDirectory,
-    Redriver,
+    DeadLetters,
     Purger,
+    Rescheduler,
+    TicketSource,
+    TokenDirectory,
     Protocol,
 ):
     pass
@@ -85,8 +115,16 @@ class SharedBackend(ForwardingScheduler):
         self._choosing = asyncio.Lock()
         self._handing_over: asyncio.Task[None] | None = None
 
+    async def claim_tickets(self, *args: Any, **options: Any) -> Claimed:
+        claimed: Claimed = await self._call("claim_tickets", *args, **options)
+        return claimed
+
     async def workers(self) -> list[WorkerInfo]:
         return cast("list[WorkerInfo]", await self._call("workers"))
+
+    async def tell_window(self, size: int, waiting: int) -> None:
+        """Note the worker's window: see `WindowListener`."""
+        await self._call("tell_window", size, waiting)
 
     async def nodes(self) -> list[NodeInfo]:
         return cast("list[NodeInfo]", await self._call("nodes"))
@@ -95,13 +133,25 @@ class SharedBackend(ForwardingScheduler):
         """Wait for cancel requests: see `CancelSource`."""
         return cast("list[str]", await self._call("cancels", wait=wait))
 
-    async def purge(self, **options: Any) -> Purged:
-        """Remove ended tasks, one step: see `Purger`."""
-        return cast("Purged", await self._call("purge", **options))
+    async def ended(self, task_ids: Sequence[str], *, wait: float) -> Ended:
+        """Wait for the ends of tasks: see `EndSource`."""
+        return cast("Ended", await self._call("ended", task_ids, wait=wait))
 
     async def vacuum(self) -> Vacuumed:
         """Give free space of the file back, one step: see `Purger`."""
         return cast("Vacuumed", await self._call("vacuum"))
+
+    async def reschedule(self, task_id: str, **wanted: Any) -> Rescheduled:
+        """Change a task that waits: see `Rescheduler`."""
+        return cast("Rescheduled", await self._call("reschedule", task_id, **wanted))
+
+    async def cancel_matching(self, **wanted: Any) -> Matched:
+        """Do a step of a bulk cancel: see `BulkChanger`, like the next."""
+        return cast("Matched", await self._call("cancel_matching", **wanted))
+
+    async def reschedule_matching(self, **wanted: Any) -> Matched:
+        """Do a step of a bulk reschedule."""
+        return cast("Matched", await self._call("reschedule_matching", **wanted))
 
     async def kinds(self) -> list[KindInfo]:
         """List the kinds that have settings: see `KindDirectory`, like all that follow."""
@@ -118,6 +168,54 @@ class SharedBackend(ForwardingScheduler):
     async def delete_kind(self, kind: str) -> None:
         """Remove the settings of a kind."""
         await self._call("delete_kind", kind)
+
+    async def list_periodic(self) -> list[PeriodicInfo]:
+        """List the periodic tasks: see `PeriodicDirectory`, like all that follow."""
+        return cast("list[PeriodicInfo]", await self._call("list_periodic"))
+
+    async def get_periodic(self, name: str) -> PeriodicInfo | None:
+        """Return a periodic task."""
+        return cast("PeriodicInfo | None", await self._call("get_periodic", name))
+
+    async def set_periodic(self, name: str, task: PeriodicTask, *, is_declared: bool = False) -> PeriodicInfo:
+        """Add or replace a periodic task."""
+        return cast("PeriodicInfo", await self._call("set_periodic", name, task, is_declared=is_declared))
+
+    async def pause_periodic(self, name: str, *, is_paused: bool = True) -> PeriodicInfo:
+        """Pause or resume a periodic task."""
+        return cast("PeriodicInfo", await self._call("pause_periodic", name, is_paused=is_paused))
+
+    async def trigger_periodic(self, name: str, *, at: datetime) -> Scheduled:
+        """Let a periodic task fire once."""
+        return cast("Scheduled", await self._call("trigger_periodic", name, at=at))
+
+    async def delete_periodic(self, name: str) -> None:
+        """Remove a periodic task."""
+        await self._call("delete_periodic", name)
+
+    async def tokens(self) -> list[TokenInfo]:
+        """List the access tokens: see `TokenDirectory`, like all that follow."""
+        return cast("list[TokenInfo]", await self._call("tokens"))
+
+    async def token(self, token: str) -> TokenInfo | None:
+        """Return an access token."""
+        return cast("TokenInfo | None", await self._call("token", token))
+
+    async def create_token(self, **wanted: Any) -> TokenInfo:
+        """Make an access token."""
+        return cast("TokenInfo", await self._call("create_token", **wanted))
+
+    async def revoke_token(self, token: str) -> TokenInfo:
+        """End an access token."""
+        return cast("TokenInfo", await self._call("revoke_token", token))
+
+    async def rotate_token(self, token: str, *, digest: str, overlap: float = 0.0) -> TokenInfo:
+        """Give an access token another secret."""
+        return cast("TokenInfo", await self._call("rotate_token", token, digest=digest, overlap=overlap))
+
+    async def audit(self, *, cursor: str | None = None, limit: int = 100) -> AuditPage:
+        """Return a page of the log of what operators did."""
+        return cast("AuditPage", await self._call("audit", cursor=cursor, limit=limit))
 
     async def gates(self) -> list[GateInfo]:
         """List the closed gates: see `GateDirectory`, like all that follow."""
@@ -183,6 +281,7 @@ class SharedBackend(ForwardingScheduler):
             return self._service
 
     def _is_reserved(self) -> bool:
+        """Return whether a server has reserved the file; it will open the store, and this process must join it."""
         return self._file is not None and is_reserved(self._file)
 
     async def _watch(self) -> None:

@@ -10,11 +10,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from leasekit.errors import BackendError
+from leasekit.server.access import KindPatterns
 from leasekit.server.clock import Clock
 from leasekit.server.commit import RequestClass
-from leasekit.server.roles import retention
+from leasekit.server.roles import audit, retention, tokens
+from leasekit.server.roles.audit import Note
 from leasekit.server.roles.frontend import NAME_UNUSED
-from leasekit.server.store import Filter, View
+from leasekit.server.roles.retention import Chosen
+from leasekit.server.roles.selection import Found, Named, Search
+from leasekit.server.store import View
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Purged, Vacuumed
 from leasekit.wire import PurgeRequest
@@ -37,12 +41,14 @@ class Sweeper:
     def __init__(
         self,
         read: Callable[[Callable[[View], Any]], Coroutine[Any, Any, Any]],
-        commit: Callable[[RequestClass, Any, int], Coroutine[Any, Any, Any]],
+        find: Callable[[Search | Named], Coroutine[Any, Any, Found]],
+        commit: Callable[..., Coroutine[Any, Any, Any]],
         clock: Clock,
         *,
         keep: float,
     ) -> None:
         self._read = read
+        self._found = find
         self._commit = commit
         self._clock = clock
         self._keep = keep
@@ -72,14 +78,18 @@ class Sweeper:
             await self._remove_names()
             self._names_at = self._clock.peek()
         await self._forget_claims()
+        await self._forget_all(FORGET_ACTS, None)
 
     async def _forget_claims(self) -> None:
         # The clock may have stepped between two processes: this one keeps for as long again what others have noted.
         self._sweeps += 1
         keep = retention.CLAIM_MEMORY if self._sweeps * _EVERY > retention.CLAIM_MEMORY else _CLAIMS_KEPT
+        await self._forget_all(FORGET, keep)
+
+    async def _forget_all(self, rank: RequestClass, request: Any) -> None:
         more = True
         while more:
-            more = await self._commit(FORGET, keep, retention.FORGET_BATCH)
+            more = await self._commit(rank, request, retention.FORGET_BATCH)
             await asyncio.sleep(_PAUSE)
 
     async def _remove_names(self) -> None:
@@ -88,22 +98,37 @@ class Sweeper:
             await self._commit(NAMES, retention.Removal(seqs, until, "retention"), len(seqs))
             await asyncio.sleep(_PAUSE)
 
-    async def purge(self, request: PurgeRequest) -> Purged:
-        """Remove up to `PURGE_BATCH` matching tasks, or count all of them (`dry_run`)."""
-        wanted, until = Filter(request.kind, request.status), self._clock.peek() - request.older_than
-        if request.dry_run:
-            return Purged(kinds=await self._read(lambda view: view.count_ended(wanted, until=until)))
-        chosen = await self._read(lambda view: retention.choose(view, wanted, until=until, cursor=request.cursor))
-        if not chosen.removal.seqs:
-            return Purged(kinds={})
-        purged = await self._commit(PURGE, chosen.removal, len(chosen.removal.seqs))
+    async def purge(
+        self, request: PurgeRequest, *, kinds: KindPatterns | None = None, note: Note | None = None
+    ) -> Purged:
+        """Remove up to `PURGE_BATCH` matching tasks, or count all of them (`dry_run`).
+
+        Without ids, only tasks of these `kinds` (None: of all) match.
+        """
+        until = self._clock.peek() - request.older_than
+        chosen = await self._chosen(request, kinds, until=until)
+        if request.dry_run or not (chosen.removal.seqs or note):
+            return Purged(kinds=chosen.kinds, cursor=chosen.cursor)
+        purged = await self._commit(PURGE, chosen.removal, len(chosen.removal.seqs), note)
         return Purged(kinds=purged.kinds, cursor=chosen.cursor)
 
-    async def vacuum(self) -> Vacuumed:
+    async def _chosen(self, request: PurgeRequest, kinds: KindPatterns | None, *, until: float) -> Chosen:
+        wanted, search = retention.wanted(request), retention.search(request, kinds)
+        if search is not None:
+            return retention.chosen(await self._found(search), until=until)
+        if request.dry_run:
+            counts = await self._read(lambda view: view.count_ended(wanted, until=until))
+            return Chosen(retention.Removal((), until), None, counts)
+        chosen: Chosen = await self._read(
+            lambda view: retention.choose(view, wanted, until=until, cursor=request.cursor)
+        )
+        return chosen
+
+    async def vacuum(self, *, note: Note | None = None) -> Vacuumed:
         """Give back one step of the file's free space. Raises `Refused` if the store cannot."""
         before = await self._read(lambda view: view.free_space())
-        if before:
-            await self._commit(VACUUM, None, retention.PURGE_BATCH)
+        if before or note:
+            await self._commit(VACUUM, before, retention.PURGE_BATCH, note)
         left = await self._read(lambda view: view.free_space())
         return Vacuumed(freed=max(0, before - left), left=left)
 
@@ -112,14 +137,25 @@ def _forget(turn: UnitOfWork, requests: Sequence[float]) -> list[bool]:
     return [retention.forget_claims(turn, older_than=age) for age in requests]
 
 
-def _vacuum(turn: UnitOfWork, requests: Sequence[None]) -> Sequence[None]:
-    for _ in requests:
-        turn.tx.give_back(most=_VACUUM_STEP)
+def _vacuum(turn: UnitOfWork, requests: Sequence[int]) -> Sequence[int]:
+    for free in requests:
+        if free:
+            turn.tx.give_back(most=_VACUUM_STEP)
     return requests
 
 
-PURGE = RequestClass("purges", retention.remove, 10_000)
+def _forget_acts(turn: UnitOfWork, requests: Sequence[None]) -> list[bool]:
+    tokens.forget(turn)
+    return [audit.forget(turn, limit=retention.FORGET_BATCH) for _ in requests]
+
+
+def _removed(turn: UnitOfWork, request: Any, answer: Purged) -> int:
+    return sum(count for counts in answer.kinds.values() for count in counts.values())
+
+
+PURGE = RequestClass("purges", retention.remove, 10_000, count=_removed)
 NAMES = RequestClass("names", retention.remove_names, 10_000)
 FORGET = RequestClass("forgettings", _forget, 10_000)
 VACUUM = RequestClass("vacuums", _vacuum, 10_000)
-SWEEPING = (PURGE, NAMES, FORGET, VACUUM)
+FORGET_ACTS = RequestClass("forgettings of acts", _forget_acts, 10_000, is_last=True)  # last: `begin_change`
+SWEEPING = (PURGE, NAMES, FORGET, FORGET_ACTS, VACUUM)

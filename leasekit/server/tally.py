@@ -14,19 +14,20 @@ from leasekit.server.unit_of_work import UnitOfWork
 OTHER = "other"
 _KINDS = 100
 _IDLE = 3600.0  # seconds without an event, after which a kind may lose its label
-_SECONDS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0)
+SECONDS = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0)
+"""The bounds by which durations are counted."""
 
 
-class _Kind:
+class KindTally:
     """The numbers of one label."""
 
     def __init__(self) -> None:
         self.used_at = 0.0
         self.events = Counter[tuple[str, str]]()
-        self.waits = Histogram(_SECONDS)  # from due to claim
-        self.runs = Histogram(_SECONDS)  # from claim to end
-        self.starts = Histogram(_SECONDS)  # from due to start
-        self.handlers = Histogram(_SECONDS)  # from start to end
+        self.waits = Histogram(SECONDS)  # from due to claim
+        self.runs = Histogram(SECONDS)  # from claim to end
+        self.starts = Histogram(SECONDS)  # from due to start
+        self.handlers = Histogram(SECONDS)  # from start to end
 
 
 class _Lease:
@@ -44,7 +45,7 @@ class Tally:
     """The events and durations of one server."""
 
     def __init__(self) -> None:
-        self.kinds: dict[str, _Kind] = {}
+        self.kinds: dict[str, KindTally] = {}
         self._leases: dict[int, _Lease] = {}  # by the `seq` of the task
         self._evict_at = 0.0  # no kind can lose its label before
 
@@ -68,7 +69,7 @@ class Tally:
             if waited is not None:
                 self._of(row.kind, now).waits.add(waited)
 
-    def _start(self, numbers: _Kind, lease: _Lease, at: float) -> None:
+    def _start(self, numbers: KindTally, lease: _Lease, at: float) -> None:
         if lease.started_at is None:
             lease.started_at = at
             if lease.waited is not None:
@@ -79,12 +80,12 @@ class Tally:
             count for kind in list(self.kinds.values()) for (name, _), count in kind.events.items() if name == event
         )
 
-    def _of(self, kind: str, now: float) -> _Kind:
+    def _of(self, kind: str, now: float) -> KindTally:
         numbers = self.kinds.get(kind)
         if numbers is None:
             if len(self.kinds) >= _KINDS:
                 kind = self._make_room(kind, now)
-            numbers = self.kinds.setdefault(kind, _Kind())
+            numbers = self.kinds.setdefault(kind, KindTally())
         numbers.used_at = now
         return numbers
 

@@ -6,7 +6,7 @@ writer's thread, and note in the unit of work which tasks have become ready and 
 
 import random as _random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -14,14 +14,16 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from leasekit.periodic import Firing
 from leasekit.server.store import GateRow, Lane, Trigger, Tx
 from leasekit.server.store.gates import KIND, Gates
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.kind_rules import KindRules
+from leasekit.server.store.routes import fitting, kind_of
 from leasekit.task import Status
 
 _ENDS = frozenset({"settled", "expired"})  # events that end a run
-_COUNTED = _ENDS | {"scheduled", "redriven"}
+_COUNTED = _ENDS | {"scheduled", "enqueued", "redriven", "rescheduled", "replaced"}
 _encode = msgspec.json.encode
 
 
@@ -45,25 +47,27 @@ class NewlyDue(NamedTuple):
 
 
 class TaskEvent(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Something that happened to a task, to a worker, to the settings of a kind, or to a gate."""
+    """Something that happened to a task, a worker, the settings of a kind, a gate, or a periodic task."""
 
     event: str
     at: datetime
     id: str | None = None
     kind: str | None = None
     status: Status | None = None  # the status after the event
-    worker: str | None = None  # of `kind_changed` and `gate_changed`: the client that changed it
-    outcome: str | None = None  # the outcome of a run that was settled
+    worker: str | None = None  # of `kind_changed`, `gate_changed`, `periodic_changed`: the client that changed it
+    outcome: str | None = None  # the outcome of a run that was settled; of `firing`: what became of it
     collection: str | None = None  # of `gate_changed`, unless the gate is that of a kind
     mode: str | None = None  # of `gate_changed`: pause, drop or open
+    root: str | None = None  # of `scheduled`: the first task of the chain, if the task came from another
+    periodic: str | None = None  # of `periodic_changed` and `firing`: the name of the periodic task
 
 
 class UnitOfWork:
     """A transaction, the moment at which all of it happens, and the tasks that it makes ready."""
 
     __slots__ = (
-        "_at", "_due", "_freed", "_full", "_gates", "_later", "_opened", "counted", "ended", "granted",
-        "happened", "instant", "is_repeated", "kinds", "now", "over", "random", "started", "tx",
+        "_at", "_due", "_freed", "_full", "_gates", "_later", "_opened", "_taken", "counted", "ended", "ends",
+        "granted", "happened", "instant", "is_repeated", "kinds", "now", "over", "random", "started", "tx",
     )  # fmt: skip
 
     def __init__(
@@ -87,11 +91,13 @@ class UnitOfWork:
         self.started: list[Trigger] = []  # the states of tasks before their handlers had begun
         self.ended: list[Trigger] = []  # the states of tasks after their runs have ended
         self.over: list[Trigger] = []  # the states of tasks that have ended for good, and that others may wait for
+        self.ends: list[str] = []  # the ids of tasks that have ended for good, also after `over` was worked off
         self.happened: list[TaskEvent] | None = None  # None: events are not recorded
         self._at: datetime | None = None
         self._due: dict[str, int] = {}
         self._later: dict[str, float] = {}
         self._opened: set[str] = set()
+        self._taken: set[str] = set()
         self._full: set[str] = set()
         self._freed: dict[str, int] = {}
         self._gates: Gates | None = None  # None: not read yet
@@ -113,9 +119,14 @@ class UnitOfWork:
         self._gates = self.kinds.gates
         return self._gates
 
-    def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        """Return the lanes of those of these kinds that are not closed, the most urgent first."""
-        return self.tx.lanes(set(kinds) - self.gates.holding(KIND, self.now).keys())
+    def lanes(self, kinds: Collection[str], workers: Collection[frozenset[str]] = ()) -> list[Lane]:
+        """Return the lanes of those of these kinds that are not closed, the most urgent first.
+
+        `workers`: the labels of workers, for the lanes of tasks that require some: those that any of these may have.
+        """
+        open_kinds = set(kinds) - self.gates.holding(KIND, self.now).keys()
+        routes = fitting(self.tx.routes(open_kinds), workers) if workers else ()
+        return self.tx.lanes(open_kinds.union(routes) if routes else open_kinds)
 
     def opened(self, kind: str) -> None:
         """Note that this transaction has opened the gate of a kind."""
@@ -123,20 +134,21 @@ class UnitOfWork:
         self.ready(kind, self.now)
 
     def ready(self, kind: str, due_at: float, *, count: int = 1) -> None:
-        """Note that up to `count` tasks of this kind can be claimed from `due_at` on."""
+        """Note that up to `count` tasks of this kind, or route, can be claimed from `due_at` on."""
         if due_at <= self.now:
             self._due[kind] = self._due.get(kind, 0) + count
         else:
             self._later[kind] = min(self._later.get(kind, due_at), due_at)
 
     def taken(self, kind: str) -> None:
-        """Note that all tasks of this kind that had become ready were granted in this same transaction."""
+        """Note that all tasks of this kind, or route, that had become ready were granted in this same transaction."""
         self._due.pop(kind, None)
+        self._taken.add(kind)
 
     def full(self, kind: str, again_at: float) -> None:
         """Note that a kind is at a limit, until `again_at` at the latest: none of its due tasks can be claimed."""
         self._due.pop(kind, None)
-        self._full.add(kind)
+        self._full.add(kind_of(kind))
         self._later[kind] = min(self._later.get(kind, again_at), again_at)
 
     def freed(self, kind: str) -> None:
@@ -149,6 +161,7 @@ class UnitOfWork:
         """Record an event of a task whose state is now `row`. Give `worker` where it no longer owns the task."""
         if row.ended_at is not None:
             self.over.append(row)
+            self.ends.append(row.id)
         if event in _COUNTED:
             self.counted[row.kind, event, outcome or ""] += 1
             if event in _ENDS:
@@ -171,6 +184,13 @@ class UnitOfWork:
             )
         )
 
+    def tell_of_chains(self, roots: Mapping[str, str]) -> None:
+        """Add the roots to the events of tasks that this transaction has scheduled."""
+        for at, event in enumerate(self.happened or ()):
+            root = roots.get(event.id or "") if event.event == "scheduled" else None
+            if root is not None and self.happened is not None:
+                self.happened[at] = replace(event, root=root)
+
     def tell_of_kind(self, kind: str, by: str | None) -> None:
         """Record that the settings of a kind have changed."""
         if self.happened is not None:
@@ -185,16 +205,48 @@ class UnitOfWork:
             event = TaskEvent(event="gate_changed", at=at, kind=kind, collection=collection, mode=row.mode)
             self.happened.append(replace(event, worker=row.changed_by))
 
+    def tell_of_periodic(self, name: str, by: str | None) -> None:
+        """Record that a periodic task was added, changed or removed."""
+        if self.happened is not None:
+            at = datetime.fromtimestamp(self.now, UTC)
+            self.happened.append(TaskEvent(event="periodic_changed", at=at, periodic=name, worker=by))
+
+    def tell_of_firing(self, name: str, kind: str | None, firing: Firing) -> None:
+        """Record what became of a firing of a periodic task."""
+        if kind is not None:
+            self.counted[kind, "firing", firing.outcome] += firing.count
+        if self.happened is not None:
+            at = datetime.fromtimestamp(self.now, UTC)
+            event = TaskEvent(event="firing", at=at, id=firing.id, kind=kind, outcome=firing.outcome, periodic=name)
+            self.happened.append(event)
+
     def readied(self) -> dict[str, NewlyDue]:
-        """Return what has become ready; of a closed kind only when its gate opens by itself."""
+        """Return what has become ready, by kind and route; of a closed kind only when its gate opens by itself."""
+        if routes := self.tx.queued_routes():
+            self._move_to_routes(routes)
         closed: Mapping[str, GateRow] = {} if not self.kinds.gates.rows else self.kinds.gates.holding(KIND, self.now)
         freed = self._places_freed()
         return {
-            kind: NewlyDue(0, closed[kind].until)
-            if kind in closed and kind not in self._opened
-            else NewlyDue(self._due.get(kind, 0), self._later.get(kind), freed.get(kind, 0), kind in self._full)
-            for kind in self._due.keys() | self._later.keys() | freed.keys()
+            name: NewlyDue(0, closed[kind].until)
+            if (kind := kind_of(name)) in closed and kind not in self._opened
+            else NewlyDue(self._due.get(name, 0), self._later.get(name), freed.get(name, 0), kind in self._full)
+            for name in self._due.keys() | self._later.keys() | freed.keys()
         }
+
+    def _move_to_routes(self, routes: Mapping[str, Sequence[float]]) -> None:
+        """Count the tasks that were noted as ready by their kinds, and require labels, under their routes."""
+        for name, times in routes.items():
+            kind, due = kind_of(name), sum(at <= self.now for at in times)
+            if kind in self._due:
+                self._due[kind] -= min(due, self._due[kind])
+            if name in self._taken:
+                continue
+            if due:
+                self.ready(name, self.now, count=due)
+            for at in times:
+                if at > self.now:
+                    self.ready(name, at)
+        self._due = {name: count for name, count in self._due.items() if count}
 
     def _places_freed(self) -> Mapping[str, int]:
         """Return how many places have become free, of kinds with a `concurrency` that are not full again."""

@@ -14,7 +14,9 @@ from leasekit.backend import Backend
 from leasekit.errors import BackendError
 from leasekit.testing._notify import Notifier
 
-CALLS = frozenset({"claim", "beat", "settle", "schedule", "get", "cancel", "redrive", "stats", "list_tasks"})
+CALLS = frozenset({
+    "claim", "beat", "settle", "schedule", "get", "cancel", "redrive", "purge", "stats", "list_tasks", "list_dead",
+})  # fmt: skip
 
 
 class Gate:

@@ -11,7 +11,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from random import Random, SystemRandom
@@ -20,14 +20,34 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from leasekit.errors import ConfigError
+from leasekit.periodic import PeriodicInfo
 from leasekit.server.embedded import DirectBackend, plain, plain_info
-from leasekit.server.roles import chains, claims, consumer, following, frontend, gates, hsc, kinds, redrive, retention
+from leasekit.server.roles import (
+    bulk,
+    chains,
+    claims,
+    consumer,
+    firing,
+    following,
+    frontend,
+    gates,
+    hsc,
+    kinds,
+    periodic,
+    redrive,
+    rescheduling,
+    retention,
+)
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.roles.gates import GateChange
-from leasekit.server.store import RETENTION, Filter, Tx, View
+from leasekit.server.roles.periodic import Change as PeriodicChange
+from leasekit.server.roles.selection import seq_of_cursor, split
+from leasekit.server.roles.unmet import unmet
+from leasekit.server.store import RETENTION, PeriodicRow, Tx, View
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.memory import MemoryStore
+from leasekit.server.store.routes import labels_of
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
     Beat,
@@ -36,28 +56,41 @@ from leasekit.task import (
     GateInfo,
     KindInfo,
     KindSettings,
+    Matched,
     NewTask,
     NodeInfo,
     Page,
     Purged,
     Redriven,
+    Rescheduled,
     Scheduled,
     Settlement,
     Stats,
     Task,
     TaskInfo,
+    Ticket,
     Vacuumed,
     Verdict,
     WorkerInfo,
 )
 from leasekit.testing._notify import Notifier
 from leasekit.testing.clock import FakeClock
-from leasekit.wire import MAX_WAIT, ChainRequest, PurgeRequest, RedriveRequest
+from leasekit.wire import (
+    MAX_WAIT,
+    CancelMatchingRequest,
+    ChainRequest,
+    PurgeRequest,
+    RedriveRequest,
+    RescheduleMatchingRequest,
+    RescheduleRequest,
+    WorkerWindow,
+)
 
 __all__ = ["MemoryBackend", "MemoryService", "connect", "shared"]
 
 _STARTED_AT = time.time() - time.monotonic()
 
+_NO_LABELS: Mapping[str, str] = {}
 _ALL = sys.maxsize - 1  # tasks: nothing is left for a later request
 
 Wait = Callable[[asyncio.Event, float], Awaitable[None]]
@@ -141,7 +174,7 @@ class MemoryService:
         """Cancel the tasks of a chain that have not ended, and those that come later."""
         with self._turn() as turn:
             chains.mark(turn, [request.id])
-            part = chains.part(turn.tx, request.id, after=frontend.seq_of_cursor(request.cursor))
+            part = chains.part(turn.tx, request.id, after=seq_of_cursor(request.cursor))
         cursor = None if part.after is None else str(part.after)
         return ChainCancelled(root=part.root, tasks=await self.cancel(part.ids), cursor=cursor)
 
@@ -152,26 +185,64 @@ class MemoryService:
     async def redrive(self, request: RedriveRequest) -> Redriven:
         """Begin a new life of dead tasks: these, or a page of those that match."""
         with self._turn() as turn:
-            plan = redrive.plan(turn.tx, request)
+            search = redrive.search(request)
+            plan = redrive.plan(turn.tx, request, None if search is None else search.whole(turn.tx))
             if request.dry_run:
                 return redrive.look(turn.tx, plan, now=turn.now)
             answer = redrive.redrive(turn, plan)
         self._bell.ring()
         return answer
 
-    async def claim(self, *, worker: str, kinds: Sequence[str], limit: int, wait: float, claim_id: str) -> Claimed:
-        """Grant up to `limit` tasks of these kinds; wait up to `wait` seconds for the first."""
-        kinds = tuple(dict.fromkeys(kinds))
+    async def reschedule(self, task_id: str, wanted: RescheduleRequest, *, by: str | None) -> Rescheduled | None:
+        """Give a waiting task another due time or priority; None: unknown. Raises `Refused` if it does not wait."""
+        with self._turn() as turn:
+            (answer,) = rescheduling.reschedule(turn, [rescheduling.Reschedule(task_id, wanted, by)])
+        self._bell.ring()
+        return rescheduling.told(answer)
+
+    async def cancel_matching(self, request: CancelMatchingRequest) -> Matched:
+        """Do a step of the cancel of all tasks that match, or of its dry run."""
+        with self._turn() as turn:
+            act = bulk.begin(turn.tx, request, now=turn.now)
+            found = act.search.whole(turn.tx)
+            (cancelled,) = [[]] if act.is_dry else bulk.cancel(turn, [bulk.Change(found.rows)])
+        return act.answer(found, {verdict.id for verdict in self._cancel_hints.tell(cancelled)})
+
+    async def reschedule_matching(self, request: RescheduleMatchingRequest, *, by: str | None) -> Matched:
+        """Do a step of the reschedule of all tasks that match, or of its dry run."""
+        with self._turn() as turn:
+            act = bulk.begin(turn.tx, request, now=turn.now)
+            found = act.search.whole(turn.tx)
+            change = bulk.Change(found.rows, request.change, by)
+            (changed,) = [[]] if act.is_dry else bulk.reschedule(turn, [change])
+        self._bell.ring()
+        return act.answer(found, changed)
+
+    async def claim(
+        self,
+        *,
+        worker: str,
+        kinds: Sequence[str],
+        limit: int,
+        wait: float,
+        claim_id: str,
+        tickets: Sequence[Ticket] = (),
+        labels: Mapping[str, str] = _NO_LABELS,
+    ) -> Claimed:
+        """Grant up to `limit` tasks of these kinds; wait up to `wait` seconds for the first. Or those of tickets."""
+        kinds, of_worker = tuple(dict.fromkeys(kinds)), labels_of(labels)
         with self._bell.listen() as rung, self._asking((worker, claim_id)) as (arrived_at, now):
             self._directory.hear(worker, now)
-            self._directory.claims(worker, kinds)
-            request = claims.WaitingClaim(next(self._numbers), worker, claim_id, kinds, limit, arrived_at)
+            self._directory.claims(worker, kinds, labels)
+            request = claims.WaitingClaim(
+                next(self._numbers), worker, claim_id, kinds, limit, arrived_at, tickets=tickets, labels=of_worker
+            )
             deadline = now + min(wait, MAX_WAIT)
             while True:
                 rung.clear()
                 with self._turn() as turn:
                     (answer,) = claims.claim(turn, [request])
-                    until = min(deadline, _next_due(turn, kinds))
+                    until = min(deadline, _next_due(turn, kinds, of_worker))
                 if answer.claimed is not None:
                     self._bell.ring()  # the granted lease may end before anything that other claims wait for
                     return answer.claimed
@@ -213,13 +284,18 @@ class MemoryService:
     def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task; None if no task has that id."""
         with self._view() as view:
-            info = frontend.get(view, task_id, now=self._latest)
+            info = frontend.infos(view, [task_id], now=self._latest).get(task_id)
         return None if info is None else plain_info(info)
 
     async def stats(self) -> Stats:
         """Count the tasks of each kind in each status."""
         with self._view() as view:
-            return Stats(kinds=view.counts())
+            counts, workers = view.counts(), self._directory.workers({})
+            return Stats(kinds=counts, unmet=unmet(view, counts, workers, now=self._latest))
+
+    def note_window(self, worker: str, window: WorkerWindow) -> None:
+        """Note the window of a worker, for the list of workers."""
+        self._directory.note_window(worker, window)
 
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that have called so far."""
@@ -257,6 +333,26 @@ class MemoryService:
         self._bell.ring()
         return info
 
+    async def periodics(self, *, after: str = "", limit: int = 100) -> list[PeriodicInfo]:
+        """Return the first periodic tasks whose names come after `after`, each with its next firing."""
+        with self._view() as view:
+            return periodic.listed(view, after=after, limit=limit)
+
+    async def periodic(self, name: str, *, count: int = 5) -> PeriodicInfo | None:
+        """Return a periodic task with its next `count` firings; None: there is none of this name."""
+        with self._view() as view:
+            row = view.periodic(name)
+        return None if row is None else periodic.info(row, count=count)
+
+    async def change_periodic(self, change: PeriodicChange) -> PeriodicInfo | Scheduled | None:
+        """Change a periodic task, or trigger it; None: there is none of this name (any longer)."""
+        if isinstance(change, periodic.Put):
+            periodic.check(change.task)
+        with self._turn() as turn:
+            (answer,) = periodic.change(turn, [change])
+        self._bell.ring()
+        return periodic.info(answer, count=1) if isinstance(answer, PeriodicRow) else answer
+
     @contextmanager
     def _turn(self) -> Generator[UnitOfWork]:
         """Open a transaction, after all leases that have ended by now are expired in it, and gates are kept."""
@@ -267,6 +363,8 @@ class MemoryService:
             with self._store.transaction() as tx:
                 turn = self._begin(tx, now)
                 following.keep(turn)
+                while firing.fire(turn):
+                    pass
                 consumer.reap(turn, limit=sys.maxsize)
                 tx.tend_shares(limit=100)
                 following.follow(turn, most=_ALL)
@@ -316,12 +414,16 @@ class MemoryService:
 
     async def purge(self, request: PurgeRequest) -> Purged:
         """Remove a step's ended tasks that match, or count all of them."""
-        wanted = Filter(request.kind, request.status)
         with self._turn() as turn:
             until = turn.now - request.older_than
-            if request.dry_run:
-                return Purged(kinds=turn.tx.count_ended(wanted, until=until))
-            chosen = retention.choose(turn.tx, wanted, until=until, cursor=request.cursor)
+            if (search := retention.search(request)) is not None:
+                chosen = retention.chosen(search.whole(turn.tx), until=until)
+                if request.dry_run:
+                    return Purged(kinds=chosen.kinds, cursor=chosen.cursor)
+            elif request.dry_run:
+                return Purged(kinds=turn.tx.count_ended(retention.wanted(request), until=until))
+            else:
+                chosen = retention.choose(turn.tx, retention.wanted(request), until=until, cursor=request.cursor)
             (purged,) = retention.remove(turn, [chosen.removal])
         return Purged(kinds=purged.kinds, cursor=chosen.cursor)
 
@@ -331,21 +433,22 @@ class MemoryService:
             return Vacuumed(freed=0, left=view.free_space())
 
     async def list_tasks(self, *, cursor: str | None = None, limit: int, **wanted: Any) -> Page:
-        """Return the tasks that match all given filters, in the order that they say."""
-        listing, page = frontend.Listing(Filter(**wanted), cursor=cursor, limit=limit), None
+        """Return a page of the tasks that match all given filters, in the order that the filters ask for."""
+        listing, page = frontend.Listing(*split(wanted), cursor=cursor, limit=limit), None
         with self._view() as view:
             while page is None:
                 page = listing.look(view, now=self._latest)
         return page
 
 
-def _next_due(turn: UnitOfWork, kinds: Sequence[str]) -> float:
+def _next_due(turn: UnitOfWork, kinds: Sequence[str], labels: frozenset[str]) -> float:
     """Return when the next task of these kinds is due and may start, a gate opens, or the next lease ends."""
     full = {kind: due.next_at for kind, due in turn.readied().items() if due.is_full}
-    lanes = [full.get(lane.kind) or lane.due_at for lane in turn.lanes(kinds)]
+    lanes = [full.get(lane.name) or lane.due_at for lane in turn.lanes(kinds, [labels] if labels else ())]
     opens = [gate.until for gate in turn.gates.rows if gate.until is not None]
+    fires = [at for at in [turn.tx.next_firing()] if at is not None]
     ends = [row.next_trigger_at or math.inf for row in turn.tx.expired(now=math.inf, limit=1)]
-    return min([*lanes, *opens, *ends], default=math.inf)
+    return min([*lanes, *opens, *fires, *ends], default=math.inf)
 
 
 class MemoryBackend(DirectBackend):

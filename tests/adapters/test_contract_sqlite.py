@@ -14,7 +14,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.store import Store
 from leasekit.task import Task
 from leasekit.testing.clock import FakeClock
-from leasekit.testing.contract import RedriverContract
+from leasekit.testing.contract import DeadLettersContract
 
 PATIENCE = 30.0
 
@@ -52,7 +52,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
             yield owner
 
 
-class TestJoined(RedriverContract):
+class TestJoined(DeadLettersContract):
     @pytest.fixture
     async def backend(self, owner: Owner) -> AsyncIterator[Backend]:
         self._owner = owner

@@ -20,6 +20,7 @@ from leasekit import Heartbeats
 from leasekit.cli.app import app
 from leasekit.cli.target import load
 from tests.ports import free_port
+from tests.sampling import slow_after
 
 
 def work(home: Path, *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -110,7 +111,7 @@ def test_what_the_module_itself_lacks_is_shown_with_its_traceback(home: Path) ->
     assert re.search(r"^leasekit work: the module 'broken' cannot be imported: .*\n\Z", done.stderr, re.M)
 
 
-@pytest.mark.parametrize("module", ["broken", "misspelled"])
+@pytest.mark.parametrize("module", slow_after(1, ["broken", "misspelled"]))
 def test_of_a_module_that_fails_only_its_own_frames_are_shown(home: Path, module: str) -> None:
     (home / "misspelled.py").write_text("def (:\n")
     shown = work(home, f"{module}:worker").stderr
@@ -157,7 +158,7 @@ def test_without_a_place_for_it_results_are_kept_in_memory_only(home: Path) -> N
     assert "--spool file/below" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", slow_after(1, [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_stops_it_with_exit_code_0(home: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "leasekit", "work", "app:worker", "--backend", "memory://"],
@@ -176,7 +177,7 @@ def test_a_worker_is_found_by_a_dotted_path(home: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (home / "by_path.py").write_text("import leasekit\nclass a:\n    worker = leasekit.Worker()\n")
-    found: Any = load("by_path:a.worker")
+    found: Any = load("by_path:a.worker", leasekit.Worker)
     assert isinstance(found, leasekit.Worker)
 
 

@@ -1,5 +1,6 @@
 """The demo: it passes on real files, and would not pass if something had gone wrong."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -217,3 +219,22 @@ def test_a_worker_that_has_ended_by_itself_is_not_said_to_be_killed(fleet: Fleet
     log = wrote(tmp_path / "log", *run(1, 0, None, pid=worker.pid))
     worker.communicate("\n")
     assert _kill_one(fleet, log) is None
+
+
+@pytest.mark.slow
+def test_the_demo_can_be_kept_for_a_look_at_its_console(tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("file")
+    command = [sys.executable, "-m", "leasekit", "demo", str(tmp_path), "--workers", "2", "--keep"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            words: list[str] = []
+            while "Ctrl-C" not in words:
+                words += process.stdout.readline().split()
+            url = next(word for word in words if word.startswith("http") and "/console" in word)
+            with urlopen(f"{url.rstrip(':')}/") as answer:  # noqa: S310 - its own address
+                assert "leasekit" in answer.read().decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()

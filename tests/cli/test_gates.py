@@ -33,10 +33,10 @@ def test_a_kind_is_paused_listed_and_opened(run: Run, client: Client) -> None:
 def test_a_drop_counts_what_waits_and_needs_a_yes(run: Run, client: Client) -> None:
     client.schedule("report", collection="c")
     client.schedule("report", delay=60)
-    counted = "leasekit drop: {} tasks of {} wait: --yes drops them when they are due\n"
+    counted = "leasekit drop: {}: --yes drops them when they are due\n"
     for arguments in (["report"], ["report", "--dry-run"]):
-        assert run("drop", *arguments).stderr == counted.format(2, "the kind 'report'")
-    assert run("drop", "--collection", "c").stderr == counted.format(1, "the collection 'c'")
+        assert run("drop", *arguments).stderr == counted.format("2 tasks of the kind 'report' wait")
+    assert run("drop", "--collection", "c").stderr == counted.format("1 task of the collection 'c' waits")
     assert client.gates() == []
     assert run("drop", "report", "--yes").stderr == "leasekit drop: the kind 'report' is dropped\n"
     assert client.stats().kinds == {"report": {"cancelled": 1, "new": 1}}

@@ -16,12 +16,15 @@ ASKS_A_SERVICE = [
     "tasks",
     "tree",
     "cancel",
+    "reschedule",
     "pause",
     "drop",
     "open",
     "gates",
     "workers",
     "kinds",
+    "periodic",
+    "flow",
     "nodes",
     "stats",
 ]
@@ -46,7 +49,7 @@ def test_the_summary_of_a_command_is_the_first_line_of_its_own_help(name: str) -
     assert load(name).help.partition("\n")[0] == COMMANDS[name]
 
 
-@pytest.mark.parametrize("name", ["redrive", "purge"])
+@pytest.mark.parametrize("name", ["dead", "purge"])
 def test_an_option_of_one_value_that_is_given_twice_is_refused(run: Run, name: str) -> None:
     done = run(name, "--status", "dead", "-s", "fatal_failure")
     assert (done.exit_code, done.stdout) == (2, "")

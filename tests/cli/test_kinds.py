@@ -226,11 +226,15 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     | st.builds(Exponential, first=seconds, jitter=st.sampled_from([0.0, 0.5]))
     | st.builds(FixedDelays, waits=st.lists(seconds, min_size=1, max_size=5)),
     "dedupe_window": st.none() | seconds,
+    "start_deadline": st.none() | seconds,
     "retention": seconds.filter(lambda it: it >= 60),
     "concurrency": st.integers(1, 1_000_000),
+    "key_concurrency": st.integers(1, 1_000_000),
     "rate": st.floats(1e-6, 1e5)
     | st.tuples(st.integers(1, 1000), st.sampled_from([1, 60, 3600, 86_400])).map(lambda it: it[0] / it[1]),
     "burst": st.integers(1, 1_000_000),
+    "key_rate": st.floats(1e-6, 1e5) | st.integers(1, 1000).map(lambda it: it / 60),
+    "key_burst": st.integers(1, 1_000_000),
     "weight": st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0]),
     "aging": seconds,
     "fair": st.booleans(),
@@ -245,7 +249,8 @@ def test_what_is_shown_of_a_setting_can_be_typed(setting: tuple[str, Any]) -> No
 
 
 def test_every_setting_can_be_typed() -> None:
-    of_kind = {"retention", "fair", "concurrency", "rate", "burst", "weight", "aging"}
+    of_keys = {"fair", "key_concurrency", "key_rate", "key_burst"}
+    of_kind = {"retention", "concurrency", "rate", "burst", "weight", "aging", *of_keys}
     assert {*FORMS} == {*KindSettings.__struct_fields__} == {*CompleteSettings.__struct_fields__, *of_kind}
     assert {*FORMS} == {*VALUES}
 

@@ -14,6 +14,7 @@ import pytest
 import leasekit
 from tests.cli.conftest import LEASEKIT, Server, Start
 from tests.ports import free_port
+from tests.sampling import slow_after
 
 
 @pytest.mark.slow
@@ -227,9 +228,7 @@ def test_a_waiting_schedule_shows_where_the_task_is_and_then_its_result(server: 
     assert screen.ended() == 0
 
 
-@pytest.mark.parametrize(
-    "command", [["tasks"], *(pytest.param([one], marks=pytest.mark.slow) for one in ("stats", "status"))]
-)
+@pytest.mark.parametrize("command", slow_after(1, [["tasks"], ["stats"], ["status"]]))
 def test_a_terminal_is_shown_a_table_with_a_head(server: Server, terminal: Start, command: list[str]) -> None:
     with leasekit.connect(server.url) as client:
         client.schedule("tabled", {"x": "\x1b]0;title\x07"})

@@ -24,7 +24,7 @@ def server(asked: list[BaseHTTPRequestHandler]) -> Iterator[str]:
     class Proxy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self)
-            body = b'{"kinds": {"k": {"new": 2}}, "workers": [], "tasks": []}'
+            body = b'{"kinds": {"k": {"new": 2}}, "workers": [], "tasks": [], "gates": []}'
             self.send_response(200 if self.headers["Authorization"] == SECRET else 401)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

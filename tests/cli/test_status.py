@@ -319,6 +319,16 @@ def test_stats_are_a_line_for_each_kind_and_status(run: Run) -> None:
     assert run("stats").stdout == "k\tsuccess\t1\nk\tcancelled\t1\nl\tnew\t1\n"
 
 
+def test_stats_name_what_no_known_worker_can_have(run: Run, client: Client) -> None:
+    client.schedule("k", requires={"gpu": "a100", "zone": "eu"})
+    client.schedule("l", delay=3600)
+    done = run("stats")
+    assert done.stdout == "k\tnew\t1\nl\tnew\t1\n"
+    none = "no worker with gpu=a100 and zone=eu that handles 'k' is known"
+    assert done.stderr == f"leasekit stats: due tasks wait: {none}\n"
+    assert json.loads(run("stats", "--json").stdout)["unmet"] == {"k": [{"gpu": "a100", "zone": "eu"}]}
+
+
 @pytest.mark.usefixtures("done")
 def test_stats_as_json_are_one_document(run: Run) -> None:
     assert json.loads(run("stats", "--json").stdout)["kinds"]["l"] == {"new": 1}

@@ -20,6 +20,7 @@ from leasekit import Status
 from leasekit.task import TaskInfo
 from tests.cli.conftest import Terminal
 from tests.ports import free_port
+from tests.sampling import slow_after
 from tests.waiting import eventually
 
 LEASEKIT = [sys.executable, "-m", "leasekit"]
@@ -502,7 +503,7 @@ def test_it_does_so_although_a_handler_has_changed_its_user(place: Place, client
     eventually(lambda: is_gone(pid), "the worker's end")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", slow_after(1, [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_is_passed_on_and_bodies_end(place: Place, client: leasekit.Client, number: signal.Signals) -> None:
     worker = place.work().at_work()
     task = client.schedule(place.kind("ends_when_told"), 3)
@@ -514,7 +515,7 @@ def test_a_signal_is_passed_on_and_bodies_end(place: Place, client: leasekit.Cli
     assert client.get(task.id).result == "xxx"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", slow_after(1, [signal.SIGTERM, signal.SIGINT]))
 def test_a_second_signal_ends_all_at_once_and_bodies_are_given_back_without_a_crash(
     place: Place, client: leasekit.Client, number: signal.Signals
 ) -> None:
@@ -565,7 +566,7 @@ def test_ctrl_c_in_a_terminal_is_one_line_of_the_log(place: Place) -> None:
     assert terminal.seen.count("the worker stops") == 1
 
 
-@pytest.mark.parametrize("late", ["supervisor", pytest.param("worker", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("late", slow_after(1, ["supervisor", "worker"]))
 def test_ctrl_c_twice_in_a_terminal_ends_all_at_once(place: Place, client: leasekit.Client, late: str) -> None:
     """Ctrl-C reaches both processes, in any order."""
     task = client.schedule(place.kind("first_waits"))
@@ -643,7 +644,7 @@ def test_an_embedded_store_is_opened_by_the_supervisor_when_its_worker_has_died(
 # Draining -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [pytest.param("async_waits", marks=pytest.mark.slow), "checks"])
+@pytest.mark.parametrize("kind", slow_after(1, ["checks", "async_waits"]))
 def test_past_the_grace_bodies_are_told_to_end_and_their_tasks_given_back_with_their_progress(
     place: Place, client: leasekit.Client, kind: str
 ) -> None:

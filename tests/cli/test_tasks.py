@@ -43,6 +43,26 @@ def test_filters_are_applied_together(run: Run, client: Client) -> None:
     assert fields(run("tasks", "--worker", "nobody")) == []
 
 
+def test_tasks_are_found_by_their_tags(run: Run, client: Client) -> None:
+    assert run("schedule", "k", "--id", "a", "--tag", "red", "--tag", "customer:42").exit_code == 0
+    run("schedule", "k", "--id", "b", "--tag", "red")
+    assert [line[0] for line in fields(run("tasks", "--tag", "red"))] == ["a", "b"]
+    assert [line[0] for line in fields(run("tasks", "--tag", "red", "--tag", "customer:42"))] == ["a"]
+    assert ["tags", "customer:42, red"] in fields(run("status", "a"))
+
+
+def test_a_task_tells_that_no_worker_has_its_labels(run: Run, client: Client) -> None:
+    assert run("schedule", "k", "--id", "a", "--requires", "gpu=a100").exit_code == 0
+    assert list(client.tasks("k", until_idle=0)) == []
+    status = run("status", "a")
+    assert ["requires", "gpu=a100"] in fields(status)
+    assert "no worker with gpu=a100 that handles 'k' is known" in status.stderr
+    assert run("schedule", "k", "--requires", "gpu").exit_code == 2
+    (task,) = (task.id for task in client.tasks("k", until_idle=0, labels={"gpu": "a100"}))
+    assert task == "a"
+    assert "no worker" not in run("status", "a").stderr
+
+
 def test_a_limit_is_kept_and_what_is_left_out_is_said(run: Run, client: Client) -> None:
     client.schedule_all([NewTask(kind="k", id=f"t{number:04}") for number in range(700)])
     cut = run("tasks", "--limit", "600")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from harness.checker import Rules, Violation, check
 from harness.history import (
@@ -26,13 +27,18 @@ from harness.history import (
     FaultsOver,
     Final,
     Frozen,
+    GateChanged,
     Granted,
     Issued,
+    KindChanged,
     Lost,
     Paused,
+    PeriodicSet,
     Redriven,
     Refused,
     Renewed,
+    RescheduleAnswered,
+    RescheduleAsked,
     Resumed,
     Served,
     SettleAnswered,
@@ -479,6 +485,14 @@ def test_l1_a_ready_task_that_nobody_gets_is_found_out() -> None:
     assert found(late, SOON) == {"L1"}
 
 
+def test_l1_a_task_that_a_gate_has_ended_is_not_late() -> None:
+    end = Closed(at=1.5, who="store", task="a", fence=0, status="cancelled", ended=True)
+    assert (
+        found([WORKER, OVER, *asked(), end, final("cancelled", fence=0), Ended(at=99.0, who="w", how="exited")], SOON)
+        == set()
+    )
+
+
 @pytest.mark.parametrize(
     "excuse",
     [
@@ -641,6 +655,185 @@ def test_l4_nobody_is_blamed_who_could_not_hear(excuse: list[Event]) -> None:
 
 
 # What proves something ----------------------------------------------------------------------------------------------
+
+
+def gate(at: float, mode: str, *, scope: Any = "kind", name: str = "k", until: float | None = None) -> GateChanged:
+    return GateChanged(at=at, who="store", scope=scope, name=name, mode=mode, until=until)
+
+
+@pytest.mark.parametrize("closed", [gate(2.0, "pause"), gate(2.0, "drop", scope="collection", name="c", until=5.0)])
+@pytest.mark.parametrize(("opened", "broken"), [([], {"A1"}), ([1.5], {"A1"}), ([2.5], set())])
+def test_a1_a_grant_behind_a_gate_is_found_out(closed: GateChanged, opened: list[float], broken: set[str]) -> None:
+    others = [gate(at, "open", scope=closed.scope, name=closed.name) for at in opened]
+    history = [*asked(collection="c"), closed, *others, issued(1, at=3.0, kind="k", by_store=3.0)]
+    assert found(sort(history)) == broken
+
+
+def test_a1_a_gate_whose_time_is_over_stops_nothing() -> None:
+    assert not found([*asked(), gate(2.0, "pause", until=2.5), issued(1, at=3.0, kind="k", by_store=3.0)])
+
+
+def cancelled(at: float, reason: str) -> Event:
+    return Closed(at=at, who="store", task="a", fence=0, status="cancelled", ended=True, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("history", "broken"),
+    [
+        ([gate(2.0, "drop"), cancelled(3.0, "dropped: …")], set()),
+        ([gate(2.0, "drop"), cancelled(3.0, "")], {"A2"}),
+        ([gate(2.0, "pause"), cancelled(3.0, "dropped: …")], {"A2"}),
+        ([gate(2.0, "drop"), gate(2.5, "open"), cancelled(3.0, "dropped: …")], {"A2"}),
+        ([CancelAsked(at=2.0, who="s", task="a"), cancelled(3.0, "")], set()),
+    ],
+)
+def test_a2_a_task_that_nothing_drops_is_found_out(history: list[Event], broken: set[str]) -> None:
+    assert found([*asked(), *history]) == broken
+
+
+def limits(at: float, **limits: Any) -> Event:
+    return KindChanged(at=at, who="store", kind="k", **limits)
+
+
+def starts(*moments: float) -> list[Event]:
+    """Return a history of tasks that are granted at these moments, one at each."""
+    names = [f"t{number}" for number in range(len(moments))]
+    tasks = [event for name in names for event in asked(name)]
+    return [*tasks, *(issued(1, at, task=name, kind="k", by_store=at) for name, at in zip(names, moments, strict=True))]
+
+
+@pytest.mark.parametrize(("concurrency", "broken"), [(1, {"A3"}), (2, set()), (None, set())])
+def test_a3_more_leases_than_the_limit_are_found_out(concurrency: int | None, broken: set[str]) -> None:
+    assert found(sort([limits(2.0, concurrency=concurrency), *starts(3.0, 4.0)])) == broken
+
+
+def test_a3_a_limit_that_is_lowered_ends_no_run() -> None:
+    assert not found(sort([limits(2.0, concurrency=2), *starts(3.0, 4.0), limits(5.0, concurrency=1)]))
+
+
+def test_a3_a_lease_that_is_over_takes_no_place() -> None:
+    end = Closed(at=3.5, who="store", task="t0", fence=1, status="success", ended=True)
+    assert not found(sort([limits(2.0, concurrency=1), *starts(3.0, 4.0), end]))
+
+
+@pytest.mark.parametrize(
+    ("moments", "broken"),
+    [
+        ([3.0, 4.0, 13.0], set()),
+        ([3.0, 4.0, 5.0], {"A4"}),
+        ([3.0, 13.0, 13.1, 13.2], {"A4"}),
+        ([3.0, 23.0, 23.1], set()),
+    ],
+)
+def test_a4_more_starts_than_the_rate_and_the_burst_are_found_out(moments: list[float], broken: set[str]) -> None:
+    assert found(sort([limits(2.0, rate=0.1, burst=2), *starts(*moments)])) == broken
+
+
+def of_keys(*keys: str | None) -> list[Event]:
+    """Return a history of tasks with these keys, granted a second apart from 3.0 on."""
+    names = [f"t{number}" for number in range(len(keys))]
+    tasks = [
+        structs.replace(event, key=key) if isinstance(event, Asked) else event
+        for name, key in zip(names, keys, strict=True)
+        for event in asked(name)
+    ]
+    moments = [3.0 + number for number in range(len(keys))]
+    return [*tasks, *(issued(1, at, task=name, kind="k", by_store=at) for name, at in zip(names, moments, strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("keys", "broken"),
+    [(("a", "a"), {"A5"}), (("a", "b"), set()), (("a", None), set()), ((None, None), set())],
+    ids=str,
+)
+def test_a5_more_leases_of_a_key_than_its_limit_are_found_out(keys: tuple[str | None, ...], broken: set[str]) -> None:
+    assert found(sort([limits(2.0, key_concurrency=1), *of_keys(*keys)])) == broken
+
+
+@pytest.mark.parametrize(
+    ("keys", "broken"), [(("a", "a", "a"), {"A6"}), (("a", "b", "a"), set()), ((None, None, None), set())], ids=str
+)
+def test_a6_more_starts_of_a_key_than_its_rate_are_found_out(keys: tuple[str | None, ...], broken: set[str]) -> None:
+    assert found(sort([limits(2.0, key_rate=0.1, key_burst=2), *of_keys(*keys)])) == broken
+
+
+def follower(at: float | None, status: str = "success") -> list[Event]:
+    """A task `b` that runs after `a`, which ends so at 20; `b` is granted then, or it is dropped."""
+    first = [*asked(), issued(1, 2.0), closed(1, 20.0, status, ended=True), final(status)]
+    second = asked("b", after=("a",))
+    if at is None:
+        return [*first, *second, final("dropped", task="b")]
+    return [*first, *second, issued(1, at, task="b"), closed(1, at + 1, "success", task="b", ended=True)]
+
+
+@pytest.mark.parametrize(
+    ("history", "broken"),
+    [
+        (follower(20.5), set()),
+        (follower(19.5), {"A7"}),
+        (follower(20.5, "fatal_failure"), {"A7"}),
+        (follower(None, "fatal_failure"), set()),
+        (follower(None), {"A7"}),
+    ],
+)
+def test_a7_a_task_that_does_not_wait_for_another_is_found_out(history: list[Event], broken: set[str]) -> None:
+    assert found(sort(history)) & {"A7"} == broken
+
+
+def rescheduled(at: float, due: float) -> list[Event]:
+    asks = RescheduleAsked(at=at, who="s", task="a")
+    return [asks, RescheduleAnswered(at=at + 0.1, who="s", task="a", asked_at=at, due_by_store=due)]
+
+
+@pytest.mark.parametrize(
+    ("history", "broken"),
+    [
+        ([*rescheduled(5.0, 100.0), issued(2, 101.0, by_store=101.0)], set()),
+        ([*rescheduled(5.0, 100.0), issued(2, 99.0, by_store=99.0)], {"A8"}),
+        ([*rescheduled(5.0, 100.0), *rescheduled(6.0, 50.0), issued(3, 51.0, by_store=51.0)], set()),
+        ([issued(1, 5.05, by_store=5.05), *rescheduled(5.0, 100.0)], set()),  # it was granted before the answer
+    ],
+)
+def test_a8_a_task_that_does_not_wait_for_its_new_time_is_found_out(history: list[Event], broken: set[str]) -> None:
+    assert found(sort([*asked(), *history])) & {"A8"} == broken
+
+
+@pytest.mark.parametrize(
+    ("seconds", "broken"),
+    [([0, 10, 20, 30], set()), ([0, 10, 30], {"A9"}), ([10], {"A9"}), ([0, 10, 15, 20, 30], {"A9"})],
+)
+def test_a9_a_firing_that_is_missing_or_too_many_is_found_out(seconds: list[int], broken: set[str]) -> None:
+    begin, end = (PeriodicSet(at=at, who="s", name="p", every=every) for at, every in ((1.0, 10), (41.0, 0)))
+    made = [final(task=f"p@2026-01-01T00:00:{second:02}Z") for second in seconds]
+    assert found([begin, end, *made], replace(RULES, due_slack=1.0)) & {"A9"} == broken
+
+
+@pytest.mark.parametrize(("at", "broken"), [(60.0, set()), (63.0, {"A10"})])
+def test_a10_a_task_that_begins_too_late_is_found_out(at: float, broken: set[str]) -> None:
+    history = [*asked(start_deadline=60.0), issued(1, at)]
+    assert found(history, replace(RULES, due_slack=1.0)) & {"A10"} == broken
+
+
+@pytest.mark.parametrize(
+    ("labels", "broken"),
+    [
+        ({}, {"A11"}),
+        ({"gpu": "t4"}, {"A11"}),
+        ({"gpu": "a100"}, {"A11"}),
+        ({"gpu": "a100", "zone": "eu", "x": "y"}, set()),
+    ],
+    ids=str,
+)
+def test_a11_a_task_at_a_worker_without_its_labels_is_found_out(labels: dict[str, str], broken: set[str]) -> None:
+    history = [
+        structs.replace(event, requires={"gpu": "a100", "zone": "eu"})
+        if isinstance(event, Asked)
+        else structs.replace(event, labels=labels)
+        if isinstance(event, Began)
+        else event
+        for event in LIFE
+    ]
+    assert found(history) == broken
 
 
 def test_a_history_in_which_little_happened_proves_nothing() -> None:

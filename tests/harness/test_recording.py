@@ -28,7 +28,7 @@ from leasekit.errors import Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Task
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
-from leasekit.testing.contract import RedriverContract
+from leasekit.testing.contract import DeadLettersContract
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
@@ -56,7 +56,7 @@ def recorded(faulty: Faulty, log: Log, clock: FakeClock) -> Recorded:
     return Recorded(faulty, log, now=clock)
 
 
-class TestRecorded(RedriverContract):
+class TestRecorded(DeadLettersContract):
     @pytest.fixture(autouse=True)
     def _turn(self, clock: FakeClock) -> None:
         self.clock = clock

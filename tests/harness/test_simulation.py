@@ -22,7 +22,7 @@ from leasekit._lifecycle.states import LEASED
 from leasekit._lifecycle.transitions import grant
 from leasekit.server.roles import claims, consumer, hsc
 from leasekit.server.store import Trigger
-from tests.sampling import in_soak
+from tests.sampling import in_soak, slow_after
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ def shown(violations: Sequence[Violation]) -> str:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"nodes"}))
+@pytest.mark.parametrize("name", slow_after(6, sorted(PRESETS.keys() - {"nodes"})))
 def test_all_promises_are_kept_under_this_stress(name: str) -> None:
     outcome = simulate(preset(name, hours=HOURS_OF_STRESS))
     assert not outcome.violations, shown(outcome.violations)
@@ -87,8 +87,10 @@ def test_every_kind_of_fault_fires() -> None:
     names = ("deaf", "poison", "hang", "again", "cancel", "same_key", "redrive", "hand_back", "gil")
     of_tasks = dict.fromkeys(names, 25.0)
     fired: Counter[str] = Counter()
-    for seed in (1, 2):
-        outcome = simulate(Scenario(seed=seed, hours=3.0, rates={**dict.fromkeys(FAULTS, 3.0), **of_tasks}))
+    rates = {**dict.fromkeys(FAULTS, 3.0), **of_tasks}
+    # Where all faults are frequent, the answer to a result is seldom lost alone.
+    for scenario in (*(Scenario(seed=seed, hours=3.0, rates=rates) for seed in (1, 2)), preset("unheard")):
+        outcome = simulate(scenario)
         assert not outcome.violations, shown(outcome.violations)
         fired += outcome.fired
     assert [name for name in FAULTS if not fired[name]] == []

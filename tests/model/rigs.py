@@ -56,6 +56,7 @@ class Rig:
     restarts = True
     steps = True  # its wall clock may be stepped
     has_gates = True
+    reschedules = True
     gathers = False  # claims that are made together are served in order
     remembers = math.inf  # ttls of its claim for which a claim may be repeated
 
@@ -265,6 +266,9 @@ class _AnyOf(ForwardingScheduler):
     async def _call(self, name: str, /, *args: Any, **options: Any) -> Any:
         return await getattr(self._dice.choice(self._nodes), name)(*args, **options)
 
+    async def reschedule(self, task_id: str, **wanted: Any) -> Any:
+        return await self._call("reschedule", task_id, **wanted)
+
     async def set_gate(self, **wanted: Any) -> Any:
         return await self._call("set_gate", **wanted)
 
@@ -276,6 +280,7 @@ class RedisRig(Rig):
     """A real Redis whose scripts see a clock that stands; the client's own clock is turned with it."""
 
     has_gates = False
+    reschedules = False
     remembers = 2.0
 
     def __init__(self, server: Server, prefix: str, patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 from msgspec import UNSET
 
 from harness.chaos import redis_clock
-from leasekit.errors import Unavailable
+from leasekit.errors import Refused, Unavailable
 from leasekit.server import due_tasks
 from leasekit.server.roles import gates
 from leasekit.server.store.postgres import wakes
@@ -88,6 +88,7 @@ class Model:
     reason: str | None = None
     grants: list[Grant] = field(default_factory=list)
     redrives: list[tuple[int, str, int]] = field(default_factory=list)  # fence, *redriven*, attempt
+    reschedules: list[tuple[int, str, int]] = field(default_factory=list)  # the same; one between two runs
 
     @property
     def is_leased(self) -> bool:
@@ -150,6 +151,14 @@ class Model:
         self.redrives.append((self.fence, "redriven", self.attempt))
         self.status, self.due_at, self.reason, self.cancel_requested = "enqueued", now, None, False
         self.failures = self.crashes = 0
+
+    def reschedule(self, due_at: float | None, priority: int | None) -> None:
+        if self.reschedules and self.reschedules[-1][0] == self.fence:
+            self.reschedules.pop()
+        self.fence += 1
+        self.reschedules.append((self.fence, "rescheduled", self.attempt))
+        self.due_at = self.due_at if due_at is None else due_at
+        self.priority = self.priority if priority is None else priority
 
     def report(self, grant: Grant, progress: tuple[int, int | None] | None) -> None:
         if progress is not None and (progress[1] is None or progress[1] >= grant.mark):
@@ -564,6 +573,38 @@ class Histories(RuleBasedStateMachine):
             else:
                 assert verdict.verdict == "failed", "S4: only an end may be followed by a new life"
 
+    @precondition(lambda self: self.tasks and self.rig.reschedules)
+    @rule(
+        data=st.data(),
+        later=st.sampled_from([0.0, 8.0, None]),
+        priority=st.sampled_from([None, 0, 4]),
+        lost=st.booleans(),
+    )
+    def reschedule(self, data: Any, later: float | None, priority: int | None, lost: bool) -> None:
+        """Change when a waiting task is due, and its lane; what runs or has ended is refused, and stays as it is."""
+        if later is priority is None:
+            return
+        task_id = data.draw(st.sampled_from(sorted(self.tasks)))
+        self.look_if_it_looks()
+        self.see_what_is_dropped()
+        model = self.tasks[task_id]
+        service: Any = self.rig.service
+        self.redrives += 1
+        wanted = {"delay": later, "priority": priority, "request_id": f"r{self.redrives}"}
+        try:
+            answers = [self.run(service.reschedule(task_id, **wanted)) for _ in range(2 if lost else 1)]
+        except Refused:
+            self.see_what_is_dropped()
+            self.settle_time(model)
+            assert model.is_leased or model.status in ENDED, "only what waits is rescheduled"
+            return
+        self.settle_time(model)
+        assert model.status in WAITING, "only what waits is rescheduled"
+        model.reschedule(None if later is None else self.rig.now + later, priority)
+        for answer in answers:
+            told = (answer.status.value, answer.priority, answer.at.timestamp())
+            assert told == (model.status, model.priority, pytest.approx(model.due_at, abs=1e-3))
+
     def rival(self, task_id: str, would: set[str]) -> bool:
         """Whether the dedupe key of the task belongs to another live task by now."""
         key = self.tasks[task_id].key
@@ -629,7 +670,9 @@ class Histories(RuleBasedStateMachine):
         info = self.ask("get", task_id)
         model = self.tasks[task_id]
         ends = [(grant.fence, *grant.end) for grant in model.grants if grant.end]
-        assert [(run.fence, run.outcome, run.attempt) for run in info.history] == sorted(ends + model.redrives)
+        assert [(run.fence, run.outcome, run.attempt) for run in info.history] == sorted(
+            ends + model.redrives + model.reschedules
+        )
 
     @invariant()
     def every_task_is_what_it_should_be(self) -> None:

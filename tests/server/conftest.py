@@ -66,10 +66,10 @@ class Bench:
         return await self.engine.schedule([NewTask(id=task_id, **options) for task_id in ids])
 
     async def claim(
-        self, *, limit: int = 100, kinds: tuple[str, ...] = ("k",), wait: float = 0, **more: str
+        self, *, limit: int = 100, kinds: tuple[str, ...] = ("k",), wait: float = 0, **more: Any
     ) -> Claimed:
-        worker, claim_id = more.get("worker", "w"), more.get("claim_id") or next(self._claim_ids)
-        return await self.engine.claim(worker=worker, kinds=kinds, limit=limit, wait=wait, claim_id=claim_id)
+        wanted = {"worker": "w", "claim_id": next(self._claim_ids)} | more
+        return await self.engine.claim(kinds=kinds, limit=limit, wait=wait, **wanted)
 
     async def take(self, **options: Any) -> Task:
         (task,) = (await self.claim(limit=1, **options)).tasks

@@ -18,7 +18,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.shared import SharedBackend, connect
 from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement, Stats, Status, Task
-from leasekit.testing.contract import RedriverContract
+from leasekit.testing.contract import DeadLettersContract
 from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.anyio
@@ -48,7 +48,7 @@ class _Lent:
         pass
 
 
-class Contract(RedriverContract):
+class Contract(DeadLettersContract):
     """One engine, two workers, and its own time."""
 
     @pytest.fixture

@@ -450,6 +450,18 @@ async def test_each_alert_is_explained() -> None:
     assert explained == [alert["alert"] for alert in alerts()]
 
 
+async def test_sets_of_labels_that_no_worker_has_are_counted_by_kind(engine: Engine) -> None:
+    await engine.schedule([NewTask(kind="a", requires={"gpu": gpu}) for gpu in ("t4", "a100", "h100")])
+    await put(engine, "b")
+    metrics = Metrics(engine)
+    await engine.claim(worker="v", kinds=["a"], limit=1, wait=0, claim_id="a", labels={"gpu": "t4"})
+    assert await value(metrics, "leasekit_requirements_unmet", kind="a") == 2
+    assert await value(metrics, "leasekit_requirements_unmet", kind="b") == 1
+    await engine.claim(worker="w", kinds=["a", "b"], limit=1, wait=0, claim_id="b", labels={"gpu": "a100"})
+    assert await value(metrics, "leasekit_requirements_unmet", kind="a") == 1
+    assert await value(metrics, "leasekit_requirements_unmet", kind="b") == 0
+
+
 async def test_the_dashboard_can_be_imported_anywhere(dashboard: Any) -> None:
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))

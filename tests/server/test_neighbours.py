@@ -18,10 +18,10 @@ import psycopg
 import pytest
 
 from leasekit.errors import ConfigError
-from leasekit.server import clock, engine, neighbours
+from leasekit.server import clock, end_waits, engine, neighbours
 from leasekit.server.engine import Engine
 from leasekit.server.http.metrics import Metrics
-from leasekit.server.neighbours import Cancel, Due, Happened, Hint, Neighbours, packed
+from leasekit.server.neighbours import Awaited, Cancel, Due, Happened, Hint, Neighbours, packed
 from leasekit.server.roles import directory
 from leasekit.server.roles.directory import Directory
 from leasekit.server.store import MESSAGE, Anchor, Company, Contended, Holding, Store
@@ -31,7 +31,7 @@ from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.store.postgres.tx import PostgresTx
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.unit_of_work import TaskEvent
-from leasekit.task import Beat, NewTask, Settlement, Task, WorkerInfo
+from leasekit.task import Beat, NewTask, Settlement, Status, Task, TaskInfo, WorkerInfo
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
@@ -293,6 +293,97 @@ async def test_a_claim_that_is_repeated_at_another_node_is_granted_once(nodes: l
     (task,), (same,) = await asyncio.gather(first, again)
     assert (task.id, task.token) == (same.id, same.token)
     assert (await nodes[2].stats()).kinds == {"k": {"claimed": 1, "new": 1}}
+
+
+# Ends of tasks ----------------------------------------------------------------------------------------------------
+
+
+async def awaited(node: Engine, others: list[Engine]) -> "asyncio.Task[TaskInfo | None]":
+    """A request that waits for the end of `t`, and that the others know of."""
+    request = asyncio.create_task(node.get("t", wait=60))
+    await until(lambda: all("t" in others_of(other)._awaited_elsewhere for other in others))
+    return request
+
+
+async def test_a_request_hears_of_an_end_at_another_node(nodes: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_waits, "_PERIOD", 3600.0)
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    requests = [await awaited(nodes[0], nodes[1:]), await awaited(nodes[1], [nodes[0], nodes[2]])]
+    await nodes[2].cancel(["t"])
+    for request in requests:
+        await until(request.done, within=30)
+        info = await request
+        assert info is not None
+        assert info.status is Status.CANCELLED
+
+
+async def test_a_node_tells_of_no_end_that_nobody_waits_for(
+    nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(end_waits, "_PERIOD", 3600.0)
+    sent: list[str] = []
+    others = others_of(nodes[1])
+    monkeypatch.setattr(others._store, "announce", sent.extend)
+    await nodes[0].schedule([NewTask(kind="k", id=task_id) for task_id in ("other", "t")])
+    request = await awaited(nodes[0], nodes[1:])
+    await nodes[1].cancel(["other"])
+    await nodes[1].cancel(["t"])
+    await until(lambda: sent)
+    assert sent == ['[["ended","t"]]']
+    nodes[0].end_waits()
+    await request
+
+
+async def test_an_end_at_another_node_is_found_without_news(
+    nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(others_of(nodes[1]), "tell", lambda **_: None)
+    await nodes[0].schedule([NewTask(kind="k", id="t")])
+    request = await awaited(nodes[0], [])
+    await nodes[1].cancel(["t"])
+    await until(request.done, within=30)  # long before the time of the request is over
+    info = await request
+    assert info is not None
+    assert info.status is Status.CANCELLED
+
+
+def test_a_hint_of_due_tasks_has_them_moved_to_queues() -> None:
+    node, rung = Engine(MemoryStore()), list[str]()
+    some = Neighbours(
+        *(PostgresStore("postgresql://localhost/none"), clock.StoreClock(lambda: 0.0, None)),
+        polls=node._long_polls,
+        waits=node._end_waits,
+        cancels=node._cancel_hints,
+        feed=node.feed,
+        directory=Directory(),
+        ring=rung.extend,
+        ring_inbox=lambda: None,
+        run=node._in_reader,
+    )
+    some._hear([Due("a", 1, None), Due("b", 0, 5.0)])
+    assert rung == ["a"]
+
+
+def test_tasks_that_others_wait_for_are_forgotten_in_time_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours, "_AWAITED", 3)
+    time = [0.0]
+    node = Engine(MemoryStore())
+    some = Neighbours(
+        *(PostgresStore("postgresql://localhost/none"), clock.StoreClock(lambda: time[0], None)),
+        polls=node._long_polls,
+        waits=node._end_waits,
+        cancels=node._cancel_hints,
+        feed=node.feed,
+        directory=Directory(),
+        ring=node._ring,
+        ring_inbox=lambda: None,
+        run=node._in_reader,
+    )
+    some._hear([Awaited(f"t{n}") for n in range(5)])
+    assert list(some._awaited_elsewhere) == ["t2", "t3", "t4"]
+    time[0] = end_waits.TOLD_FOR + 1
+    some._hear([Awaited("new")])
+    assert list(some._awaited_elsewhere) == ["new"]
 
 
 # Events -----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from datetime import datetime
 import pytest
 
 from leasekit.testing.clock import FakeClock
-from leasekit.testing.contract import RedriverContract
+from leasekit.testing.contract import DeadLettersContract
 from leasekit.testing.memory import MemoryBackend, MemoryService
 
 
-class TestMemory(RedriverContract):
+class TestMemory(DeadLettersContract):
     @pytest.fixture(autouse=True)
     def _turn(self, clock: FakeClock) -> None:
         self.clock = clock

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, assert_type
 
@@ -13,16 +13,22 @@ from msgspec import UnsetType
 
 import leasekit
 from leasekit import (
+    AccessDenied,
     AlreadyDone,
+    AuditEntry,
     BackendError,
     Cancelled,
+    CannotDecode,
     Client,
     Closed,
     ConfigError,
     Draining,
     Exponential,
     Fatal,
+    Firing,
     FixedDelays,
+    Flow,
+    FlowInfo,
     GateInfo,
     Health,
     Heartbeats,
@@ -41,12 +47,16 @@ from leasekit import (
     Named,
     NamedLease,
     NewTask,
+    NewToken,
     NodeInfo,
     NotGranted,
     NotHeld,
+    NotYet,
     Once,
     OnceLease,
     Page,
+    PeriodicInfo,
+    PeriodicTask,
     Polynomial,
     ProtocolError,
     Refused,
@@ -54,6 +64,8 @@ from leasekit import (
     Scheduled,
     Stats,
     Status,
+    Step,
+    StepInfo,
     StoreDamaged,
     StoreLocked,
     Task,
@@ -61,6 +73,7 @@ from leasekit import (
     TaskOptions,
     Tasks,
     Throttled,
+    TokenInfo,
     TooLarge,
     Unavailable,
     UnknownScheme,
@@ -77,34 +90,49 @@ from leasekit import backend as seam
 from leasekit.backend import (
     Backend,
     Beat,
+    BulkChanger,
     CancelSource,
     Capabilities,
     ChainCancelled,
     ChainDirectory,
     Claimed,
     CompleteSettings,
+    DeadLetters,
+    Ended,
+    EndSource,
     GateDirectory,
     KindDirectory,
     KindListener,
+    Matched,
     NameSource,
     NodeDirectory,
     Outcome,
+    PeriodicDirectory,
     Purged,
     Purger,
     Redriven,
-    Redriver,
+    Rescheduled,
+    Rescheduler,
     Scheduler,
+    Selection,
     Settlement,
     TaskSink,
+    Ticket,
+    TicketSource,
+    TokenDirectory,
     Vacuumed,
     VerdictWord,
+    WindowListener,
     WorkerDirectory,
     cancel_all,
     check_kinds,
     check_limit,
     checked,
     effective,
+    payload_digest,
 )
+from leasekit.codecs import Codec, Codecs, Compressed, Encoded
+from leasekit.flows import Failure, Goto
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.wire import ClaimRequest
 
@@ -168,10 +196,20 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(info.history, list[HistoryEntry])
     assert_type(info.status, Status)
     assert_type(client.list_tasks(status=Status.NEW), Page)
+    assert_type(client.list_tasks(tags=["red"]).tasks[:0], list[TaskInfo])
+    assert_type(info.tags, list[str])
+    assert_type(info.requires, dict[str, str])
+    assert_type(client.schedule("k", requires={"gpu": "a100"}), Scheduled)
+    assert_type(client.tasks("k", labels={"gpu": "a100"}), Tasks)
+    assert_type(Worker(client, labels={"gpu": "a100"}).labels, dict[str, str])
     assert_type(client.list_tasks().tasks, list[TaskInfo])
     assert_type(client.stats(), Stats)
     assert_type(client.stats().kinds, dict[str, dict[str, int]])
+    assert_type(client.reschedule(info.id, delay=timedelta(seconds=5), priority=0), Rescheduled)
     assert_type(client.cancel(info.id), list[Verdict])
+    tried = client.cancel_matching(kind="nothing")
+    assert_type(tried, Matched)
+    assert_type(client.reschedule_matching(kind="nothing", delay=5, priority=0).token, str)
     assert_type(client.cancel_chain(info.id), list[Verdict])
     assert_type(client.list_tasks(root=info.root), Page)
     assert_type(client.wait_tasks(info.id, timeout=30), list[TaskInfo])
@@ -182,6 +220,33 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(info_of_kind.settings.retention, float | UnsetType)
     assert_type(client.kind("k"), KindInfo | None)
     assert_type(client.kinds(), list[KindInfo])
+    assert_type(client.set_periodic("p", PeriodicTask(kind="k", every=3600)), PeriodicInfo)
+    assert_type(client.list_periodic(), list[PeriodicInfo])
+    assert_type(client.get_periodic("p"), PeriodicInfo | None)
+    assert_type(client.list_periodic()[0].firings, list[Firing])
+    assert_type(client.pause_periodic("p"), PeriodicInfo)
+    assert_type(client.resume_periodic("p"), PeriodicInfo)
+    assert_type(client.trigger_periodic("p"), Scheduled)
+    assert_type(client.delete_periodic("p"), None)
+    flow = Flow("order", state=dict[str, int])
+
+    @flow.step(retry_every=3, retry_until=60)
+    def only(state: dict[str, int], step: Step) -> dict[str, int]:
+        assert_type(step.failure, Failure | None)
+        assert_type(step.results, list[Any])
+        return {**state, "execution": step.execution}
+
+    steps: list[Callable[[dict[str, int], Step], dict[str, int]]] = [only]
+    assert steps
+    started = flow.start(client, {"a": 1}, key="acme", delay=timedelta(days=1))
+    assert_type(started, Scheduled)
+    assert_type(flow.start_all(client, [{"a": 1}]), list[Scheduled])
+    assert_type(flow.goto("only", {"a": 1}), Goto[dict[str, int]])
+    assert_type(flow.draw("mermaid"), str)
+    assert_type(client.flow(started.id), FlowInfo | None)
+    assert_type(client.flows("order"), tuple[list[FlowInfo], str | None])
+    assert_type(client.flows("order")[0][0].history, list[StepInfo])
+    assert_type(client.cancel_flow(started.id), list[Verdict])
     assert_type(client.pause(kind="k", until=60, reason="why"), GateInfo)
     assert_type(client.drop(collection="c", until=datetime(2100, 1, 1, tzinfo=UTC)), GateInfo)
     assert_type(client.gates(), list[GateInfo])
@@ -191,6 +256,12 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(client.health().trust_left, float | None)
     assert_type(client.redrive(info.id, rate=5), Redriven)
     assert_type(client.redrive(kind="k", dry_run=True).tasks, list[Verdict])
+    selection: Selection = {"kind": "k", "error": "no such month", "since": datetime(2026, 1, 1, tzinfo=UTC)}
+    assert_type(client.list_dead(**selection, limit=5), Page)
+    assert_type(client.redrive(**selection), Redriven)
+    assert_type(client.purge(status=Status.DEAD, error_type="ValueError", min_attempts=2), Purged)
+    assert_type(client.purge("a-task", dry_run=False).kinds, dict[str, dict[str, int]])
+    assert_type(seam.dead_ones({"kind": "k"}), dict[str, Any])
 
 
 @pytest.mark.anyio
@@ -201,7 +272,10 @@ async def test_the_same_from_an_event_loop(client: Client) -> None:
     assert_type(await client.aget(scheduled.id), TaskInfo | None)
     assert_type(await client.alist_tasks(), Page)
     assert_type(await client.astats(), Stats)
+    assert_type(await client.areschedule(scheduled.id, delay=0), Rescheduled)
     assert_type(await client.acancel(scheduled.id), list[Verdict])
+    assert_type(await client.acancel_matching(kind="nothing"), Matched)
+    assert_type(await client.areschedule_matching(kind="nothing", delay=5), Matched)
     assert_type(await client.acancel_chain(scheduled.id), list[Verdict])
     assert_type(await client.await_tasks(scheduled.id), list[TaskInfo])
     assert_type(await client.aworkers(), list[WorkerInfo])
@@ -209,12 +283,26 @@ async def test_the_same_from_an_event_loop(client: Client) -> None:
     assert_type(await client.aset_kind("k", KindSettings()), KindInfo)
     assert_type(await client.akind("k"), KindInfo | None)
     assert_type(await client.akinds(), list[KindInfo])
+    flow = Flow("count", state=int)
+
+    @flow.step()
+    async def count(n: int) -> int:
+        return n + 1
+
+    assert_type(await count(1), int)
+    assert_type(await flow.astart(client, 1, id="one"), Scheduled)
+    assert_type(await client.aflow("one"), FlowInfo | None)
+    assert_type(await client.acancel_flow("one"), list[Verdict])
+    assert_type(await client.aset_periodic("p", PeriodicTask(kind="k", every=3600)), PeriodicInfo)
+    assert_type(await client.aget_periodic("p"), PeriodicInfo | None)
     assert_type(await client.apause(collection="c"), GateInfo)
     assert_type(await client.adrop(kind="k"), GateInfo)
     assert_type(await client.agates(), list[GateInfo])
     await client.aopen(kind="k")
     assert_type(await client.adelete_kind("k"), None)
     assert_type(await client.aredrive(kind="k", limit=5), Redriven)
+    assert_type(await client.alist_dead(kind="k", reason="max_attempts"), Page)
+    assert_type(await client.apurge(kind="k", key="tenant-7"), Purged)
 
 
 # Leases -----------------------------------------------------------------------------------------------------------
@@ -282,12 +370,37 @@ def test_a_worker() -> None:
     worker.stop()
 
 
+class Reversed(Codec):
+    name = "reversed"
+    digest_key = b"secret"
+
+    def encode(self, clear: bytes) -> bytes:
+        return clear[::-1]
+
+    def decode(self, data: bytes) -> bytes:
+        return data[::-1]
+
+
+def test_codecs() -> None:
+    several: Codecs = [Compressed(Reversed()), Reversed()]
+    Worker("memory://", codec=Reversed())
+    with connect("memory://", codec=several) as client:
+        assert_type(client, Client)
+    encoded = Encoded.of({"$codec": "reversed", "data": "e30="})
+    assert encoded is not None
+    assert_type(encoded.codec, str)
+    assert_type(CannotDecode("why").has_codec, bool)
+    with pytest.raises(ConfigError):
+        connect("memory://", codec="reversed")  # type: ignore[arg-type]
+
+
 # Errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_errors() -> None:
     roots: list[type[LeasekitError]] = [
-        ConfigError, UnknownScheme, MissingDependency, Closed, StoreLocked, StoreDamaged, BackendError, LeaseError,
+        ConfigError, UnknownScheme, MissingDependency, Closed, CannotDecode, StoreLocked, StoreDamaged, BackendError,
+        LeaseError,
     ]  # fmt: skip
     of_services: list[type[BackendError]] = [Unavailable, Throttled, ProtocolError, Refused, Untrusted]
     of_leases: list[type[LeaseError]] = [
@@ -307,6 +420,12 @@ def test_why_a_lease_was_lost() -> None:
     assert_type(Throttled("later", retry_after=1.0).retry_after, float | None)
     assert_type(Refused("no").errors, list[dict[str, Any]])
     assert_type(NotGranted("no").ended, str | None)
+
+
+def test_a_handler_that_asks_to_be_called_again() -> None:
+    assert_type(NotYet(after=3).after, float | None)
+    assert_type(NotYet("the VM boots").after, float | None)
+    NotYet(3)  # type: ignore[arg-type]
 
 
 # Hooks ------------------------------------------------------------------------------------------------------------
@@ -392,18 +511,31 @@ def test_backends() -> None:
     scheduler: Scheduler = MemoryBackend(MemoryService(), worker="w")
     sink: TaskSink = scheduler
     assert isinstance(sink, WorkerDirectory)
+    assert isinstance(sink, WindowListener)
     assert isinstance(sink, NodeDirectory)
     assert isinstance(sink, KindDirectory)
+    assert isinstance(sink, PeriodicDirectory)
+    assert not isinstance(sink, TokenDirectory)
     assert isinstance(sink, GateDirectory)
+    assert isinstance(sink, BulkChanger)
+    assert isinstance(sink, Rescheduler)
+    assert_type(seam.unknown_task("a"), str)
     assert isinstance(sink, ChainDirectory)
     cancelling: Callable[..., Coroutine[Any, Any, ChainCancelled]] = sink.cancel_chain
     assert callable(cancelling)
     assert isinstance(sink, CancelSource)
     assert not isinstance(sink, KindListener)
     assert not isinstance(sink, NameSource)
+    assert not isinstance(sink, EndSource)
+    if isinstance(sink, EndSource):
+        ends: Callable[..., Coroutine[Any, Any, Ended]] = sink.ended
+        assert callable(ends)
     purger: Purger = MemoryBackend(MemoryService(), worker="w")
     assert isinstance(sink, Purger)
-    assert isinstance(sink, Redriver)
+    assert isinstance(sink, DeadLetters)
+    ticketed: TicketSource = MemoryBackend(MemoryService(), worker="w")
+    assert isinstance(ticketed, TicketSource)
+    assert Ticket(id="a", fence=0).fence == 0
     assert_type(connect(backend), Client)
     with connect(MemoryBackend(MemoryService(), worker="w")) as client:
         assert_type(client.purge(kind="k", status=Status.DEAD, older_than=60), Purged)
@@ -417,6 +549,7 @@ def test_the_checks_of_an_adapter() -> None:
     assert_type(checked(ClaimRequest, fields), ClaimRequest)
     check_kinds(["k"])
     check_limit("limit", 1)
+    assert_type(payload_digest(b"{}"), bytes)
     assert_type(asyncio.run(cancel_all([])), None)
 
 
@@ -435,3 +568,19 @@ def winds_down(verdict: Verdict) -> bool:
 
 Handle = Callable[[Task], Lease]
 handle: Handle = lease
+
+
+def test_access_tokens() -> None:
+    made: Callable[..., NewToken] = Client.create_token
+    listed: Callable[[Client], list[TokenInfo]] = Client.tokens
+    assert all(map(callable, (made, listed)))
+    denied: LeasekitError = AccessDenied("no")
+    assert isinstance(denied, BackendError)
+
+    def seen(client: Client) -> None:
+        assert_type(client.token("t"), TokenInfo | None)
+        assert_type(client.revoke_token("t"), TokenInfo)
+        assert_type(client.rotate_token("t", overlap=1).secret, str)
+        assert_type(client.audit().entries, list[AuditEntry])
+
+    assert callable(seen)

@@ -565,7 +565,7 @@ class OneIdForAll(MemoryBackend):
         self.capabilities = dataclasses.replace(self.capabilities, unique_ids=False)
         self._ids: dict[str, str] = {}  # by token
 
-    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str) -> Claimed:
+    async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str, **more: Any) -> Claimed:
         claimed = await super().claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
         self._ids.update({task.token: task.id for task in claimed.tasks})
         return structs.replace(claimed, tasks=[structs.replace(task, id="nightly") for task in claimed.tasks])

@@ -9,6 +9,7 @@ from textwrap import dedent
 
 import pytest
 
+from tests.sampling import slow_after
 from tests.waiting import eventually
 
 _PREAMBLE = """
@@ -353,7 +354,7 @@ STARTS = {
 
 @pytest.mark.parametrize(
     "starts",
-    [STARTS["to_thread"], *(pytest.param(STARTS[way], marks=pytest.mark.slow) for way in list(STARTS)[1:])],
+    slow_after(1, STARTS.values()),
     ids=STARTS,
 )
 def test_a_job_of_an_async_body_that_outlives_its_lease_ends_the_process(

@@ -1,6 +1,7 @@
 """The end of a worker: graceful, in this order: claim no more, give back, let bodies end, report, close."""
 
 import asyncio
+import signal
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import leasekit
 from leasekit import Lease, Worker
+from leasekit._worker.run import WorkerRun
 from leasekit.hooks import Event, Renewed
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty, Gate
@@ -48,6 +50,20 @@ def test_it_gives_back_what_is_buffered_before_bodies_have_ended(
         submitter.success(task_ids[0])
     assert outcomes(faulty)[0] == outcomes(faulty)[-1] == "success"
     assert set(outcomes(faulty)[1:-1]) == {"release"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_which_signal_stops_it_although_that_comes_while_it_starts(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Handlers may run by then, and somebody reads the log to know whether the signal was heard."""
+    worker = Worker("memory://")
+    worker.handler("k")(lambda payload: None)
+    monkeypatch.setattr(WorkerRun, "run_loop_in_thread", lambda _: signal.raise_signal(number))
+    with caplog.at_level("INFO", "leasekit"):
+        worker.run()
+    stops = f"{number.name}: the worker stops; a second signal ends it at once"
+    assert [record.message for record in caplog.records].count(stops) == 1
 
 
 def test_it_makes_no_new_claim(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:

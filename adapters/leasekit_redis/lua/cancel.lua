@@ -1,6 +1,7 @@
 -- Cancel tasks: a waiting task at once, a running task by a request that its holder gets with its next heartbeat.
 -- Takes {ids, channels, [clock]} (`channels` begins the names of the channels on which holders hear of it), gives {words, ending}: for each task the verdict (cancelled, cancel_requested,
--- or why it is gone); and the ids of the cancelled tasks that other tasks wait for.
+-- or why it is gone); and the ids of the cancelled tasks that other tasks wait for. `chain`: the root of the chain that is
+-- cancelled; its tasks that have ended are gone, and the root notes that it leads a cancelled chain.
 
 outrank_full_memory()
 notice_jump()
@@ -9,6 +10,10 @@ local function cancel(id)
   local s = read(STATE, id)
   if not s then
     return 'unknown'
+  end
+  if id == ARGUMENT.chain then
+    s.leads = true
+    put(STATE, id, s)
   end
   local lease = read(WORKING, id)
   local ends_at = score(LEASES, id)
@@ -28,7 +33,7 @@ local function cancel(id)
     return 'cancel_requested'
   end
   if s.status == 'cancelled' then
-    return 'cancelled' -- a repeat gets the same answer as the first request
+    return ARGUMENT.chain and 'settled' or 'cancelled' -- a repeat gets the same answer as the first request
   elseif score(ENDED, id) then
     return 'settled'
   elseif IS_NAME then

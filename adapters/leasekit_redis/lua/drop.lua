@@ -1,11 +1,11 @@
 -- Delete tasks that ended at least `retention` milliseconds ago, with their history.
 -- Takes {retention, ids, is_damaged?, is_name?}. With `is_damaged` only tasks that were set aside are deleted, with
 -- `is_name` also a name that has been free for `retention`. Gives {statuses, kept}: how each deleted task had ended,
--- and the ids of the tasks that are still there.
+-- the ids of the tasks that are still there, and what leaves a chain {id, root}.
 
 outrank_full_memory()
 
-local statuses, kept = {}, {}
+local statuses, kept, left = {}, {}, {}
 for _, id in ipairs(ARGUMENT.ids) do
   local since = score(DAMAGED, id) or not ARGUMENT.is_damaged and score(ENDED, id)
     or ARGUMENT.is_name and free_since(id)
@@ -29,10 +29,13 @@ for _, id in ipairs(ARGUMENT.ids) do
     if ARGUMENT.is_name and s.seq then
       wait_no_longer(id, s)
     end
+    if s.root or s.leads then
+      left[#left + 1] = {id, s.root or id}
+    end
     statuses[#statuses + 1] = s.status or 'damaged'
     become(s, nil)
   elseif read(STATE, id) then
     kept[#kept + 1] = id
   end
 end
-return answer({statuses = statuses, kept = kept})
+return answer({statuses = statuses, kept = kept, left = left})

@@ -1,6 +1,6 @@
 -- Choose ended tasks, the longest ended first; `drop` removes them, and no redrive takes them from here on. Takes {age,
--- dry_run, status?, last_id?, last_at?}: the least time since their end in milliseconds, and the last task of the page
--- before. Gives {ids, statuses, unmet, last_id?, last_at?}: the tasks that match, how each has ended, those of them that
+-- dry_run, status?, last_id?, last_at?, ids?}: the least time since their end in milliseconds, and the last task of the
+-- page before, or the only tasks to look at. Gives {ids, statuses, unmet, last_id?, last_at?}: the tasks that match, how each has ended, those of them that
 -- waited {id, after}, and where the next page begins; the latter is absent on the last page. Damaged tasks are left out.
 
 if ARGUMENT.dry_run then
@@ -18,7 +18,17 @@ if ARGUMENT.last_id then
   first = is_there and redis.call('ZRANK', ENDED, ARGUMENT.last_id) + 1
     or redis.call('ZCOUNT', ENDED, '-inf', '(' .. ARGUMENT.last_at)
 end
-local found = redis.call('ZRANGE', ENDED, first, first + LOOKED_AT - 1, 'WITHSCORES')
+local found = {}
+if ARGUMENT.ids then
+  for _, id in ipairs(ARGUMENT.ids) do
+    local at = redis.call('ZSCORE', ENDED, id)
+    if at and is_over(tonumber(at), ARGUMENT.age) then
+      found[#found + 1], found[#found + 2] = id, at
+    end
+  end
+else
+  found = redis.call('ZRANGE', ENDED, first, first + LOOKED_AT - 1, 'WITHSCORES')
+end
 local ids, last = {}, nil
 for i = 1, #found, 2 do
   if not is_over(tonumber(found[i + 1]), ARGUMENT.age) then
@@ -44,7 +54,7 @@ for _, id in ipairs(ids) do
     end
   end
 end
-local goes_on = last and last + 1 == 2 * LOOKED_AT
+local goes_on = last and last + 1 == 2 * LOOKED_AT and not ARGUMENT.ids
 local reply = {
   ids = matching, statuses = statuses, unmet = unmet,
   last_id = goes_on and found[last] or nil, last_at = goes_on and tonumber(found[last + 1]) or nil,

@@ -20,7 +20,8 @@ local function add(new)
   local id, stored, window, is_name = new.id, new.stored, new.window, new.is_name
   local due = new.due or now + (new.delay or 0)
   local s = new
-  s.id, s.stored, s.window, s.is_name, s.delay = nil, nil, nil, nil, nil
+  local is_over = new.is_over
+  s.id, s.stored, s.window, s.is_name, s.delay, s.is_over = nil, nil, nil, nil, nil, nil
   -- A name that was free for long is forgotten, and its fences must not go back, so they begin with the time: no name
   -- is leased a thousand times a second for as long as it exists.
   s.seq, s.fence, s.attempt = next_number(), is_name and now or 0, 0
@@ -30,7 +31,11 @@ local function add(new)
   if is_any_awaited and redis.call('ZLEXCOUNT', AWAITED, '[' .. id .. '/', '(' .. id .. '0') > 0 then
     s.awaited = true
   end
-  if s.after then
+  if is_over then
+    s.due, s.after = due, nil
+    end_run(id, s, 'cancelled', false, {})
+    s.reason = 'the chain of "' .. s.root .. '" was cancelled'
+  elseif s.after then
     s.due = due
     place(GATED, id, now + GRACE) -- in no lane, so that no claim finds the task
   else
@@ -40,7 +45,7 @@ local function add(new)
   if s.dedupe then
     put(DEDUPE, s.dedupe, {id = id, ends = window and now + window})
   end
-  return {id, true, 'new', false}
+  return {id, true, s.status, false}
 end
 
 local function was_here(new)

@@ -87,7 +87,7 @@ tests/test_too_large.py::test_a_settlement_that_fits_into_no_request_is_refused_
 repeats-decode-what-is-stored: Each repeat of a known id decodes the payload that is stored.
 server.roles.frontend:_Intake.take
 - known.digest
-+ _canonical_digest(next(iter(self._turn.tx.entities([self._rows[task.id].seq]).values())).payload)
++ payload_digest(next(iter(self._turn.tx.entities([self._rows[task.id].seq]).values())).payload)
 tests/server/test_worst_requests.py::test_repeats_of_a_known_id_do_not_look_at_what_is_stored
 
 successors-not-counted: One request may bring any number of successors.
@@ -136,7 +136,99 @@ leasekit_redis.client:Link._call_once
 - is_displaced(error) or ...
 + False
 tests/adapters/redis/test_redis_failover.py::test_each_call_follows_the_address
+
+redis-cancel-of-a-chain-overtaken: A task that is made while its chain is cancelled runs.
+leasekit_redis.intake:Intake._cancel_late
+- [at for at in positions if records[at].root in over]
++ list[int]()
+tests/adapters/redis/test_redis_chains.py::\
+test_a_cancel_between_the_note_of_a_task_and_its_making_is_not_missed[server]
+
+redis-cancelled-chain-goes-on: A task that comes to a cancelled chain runs.
+leasekit_redis/lua/schedule.lua
+- if is_over then
++ if false then
+tests/adapters/redis/test_redis_chains.py::\
+test_what_comes_to_a_cancelled_chain_is_cancelled_and_so_is_what_waits_for_it[server]
+
+redis-chain-left-behind: What names the tasks of a chain outlives them.
+leasekit_redis/lua/drop.lua
+- if s.root or s.leads then
++ if false then
+tests/adapters/redis/test_redis_chains.py::test_a_purged_chain_leaves_nothing_behind[server]
+
+redis-root-of-the-batch: A task whose parent comes with it has that parent as root.
+leasekit_redis.chains:_root
+- known.get(way[-1], way[-1])
++ known.get(way[-1], way[min(1, len(way) - 1)])
+tests/adapters/redis/test_redis_chains.py::test_tasks_that_come_together_have_the_root_of_the_first[server]
 """,
 )
 
-BEYOND: Mapping[str, Mutant] = {**_PROCESSES, **_FILES, **_LIMITS, **_ON_REDIS}
+_ENDS = tested(
+    "no client of the simulation waits for the end of a task",
+    """
+end-wakes-nobody: A request that waits hears of no end, and finds it with the next look only.
+server.unit_of_work:UnitOfWork.tell
+- self.ends.append(row.id)
++ pass
+tests/server/test_end_waits.py::test_a_task_that_fails_and_is_tried_again_has_not_ended
+
+each-waiting-request-looks: The store is looked at for each request that waits, also for the same task.
+server.end_waits:EndWaits._enter
+- not x.waits
++ True
+tests/server/test_end_waits.py::test_ten_thousand_requests_for_one_task_cost_one_look_and_one_read
+
+ends-by-news-only: An end of which no news came is never found.
+server.end_waits:EndWaits._keep_looking
+- time() >= look_at
++ False
+tests/server/test_end_waits.py::test_an_end_of_which_no_news_came_is_found_by_a_look
+
+redriven-counts-as-ended: A request is answered with a task that was given a new life, as if it had ended.
+server.end_waits:EndWaits.get
+- info.status.ended
++ True
+tests/server/test_end_waits.py::test_a_dead_task_that_was_redriven_before_it_was_read_is_waited_for_on
+""",
+)
+
+_CODECS = tested(
+    "no client of the simulation has a codec",
+    """
+nonce-makes-another: A submission that is repeated with another nonce is taken for another one.
+_lifecycle.sameness:payload_identity
+- form is None or form.digest is None
++ True
+tests/test_codecs.py::test_a_repeated_submission_is_known_although_its_nonce_differs[memory]
+
+nonce-makes-new-code: A worker that declares an encoded payload again undoes what was changed by hand.
+server.declarations:digest_of
+- identity is not payload
++ False
+tests/test_codecs.py::\
+test_code_that_declares_an_encoded_payload_again_undoes_no_change_by_hand[memory]
+
+equal-payloads-told: Two tasks with one payload have one digest, which the service sees.
+_driver.coding:_digest
+- known_as.encode() + b"\\0" + canonical
++ canonical
+tests/test_codecs.py::\
+test_a_repeat_is_known_after_a_rotation_and_equal_payloads_of_two_tasks_cannot_be_told[memory]
+
+foreign-codec-counted: A worker without the codec uses up the attempts of a task.
+_leased_run:LeasedRun.open
+- not error.has_codec
++ False
+tests/test_codecs.py::test_a_worker_that_cannot_decode_says_so_and_runs_no_code[memory-False]
+
+clear-from-executors: What a handler in a process of its own returns is stored in the clear.
+_driver.reporting.encoding:from_executor
+- coding.encoded(settlement.result)
++ settlement.result
+tests/test_codecs.py::test_handlers_and_dedupe_functions_see_clear_values[memory-process]
+""",
+)
+
+BEYOND: Mapping[str, Mutant] = {**_PROCESSES, **_FILES, **_LIMITS, **_ON_REDIS, **_ENDS, **_CODECS}

@@ -16,6 +16,7 @@ In a Lua script, `where` is its path below `adapters`, and `old` and `new` are t
 
 import ast
 import builtins
+import functools
 import symtable
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class Edit:
         self._check(len(fits))
         ((names, replace),) = fits
         replace([_Renamed(names).visit(node) for node in new])
-        broken = ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+        broken = ast.unparse(tree) + "\n"
         if unknown := _undefined(broken) - _undefined(text):
             raise NotThere(f"{self.where}: the replacement uses {', '.join(sorted(unknown))}, which is not there")
         return broken
@@ -186,11 +187,13 @@ def _scopes(node: ast.AST) -> Iterator[_Scope]:
             yield from _scopes(child)
 
 
+@functools.cache
 def _of_module(text: str) -> frozenset[str]:
     symbols = symtable.symtable(text, "", "exec").get_symbols()
     return frozenset(symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported())
 
 
+@functools.cache
 def _undefined(text: str) -> set[str]:
     """The names that functions use, and that neither the module nor Python defines."""
 

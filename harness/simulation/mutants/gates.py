@@ -2,29 +2,40 @@
 
 from collections.abc import Mapping
 
-from harness.simulation.mutants.mutant import Mutant, tested
+from harness.simulation.mutants.edit import Edit
+from harness.simulation.mutants.mutant import Histories, Mutant, tested
+
+_BY_HISTORIES: Mapping[str, Mutant] = {
+    "closed-kinds-claimed": Mutant(
+        "A claim takes tasks of a kind that is closed.",
+        Edit("server.unit_of_work:UnitOfWork.lanes", "self.gates.holding(KIND, self.now).keys()", "set()"),
+        by=Histories("gates", ["A1"]),
+    ),
+    "closed-collections-claimed": Mutant(
+        "A claim takes tasks of a collection that is closed.",
+        Edit("server.due_tasks:Sieve.sift", "not self._closed or not rows", "True"),
+        by=Histories("gates", ["A1"]),
+    ),
+    "changed-gates-not-read": Mutant(
+        "A node goes on with the gates that it has read first.",
+        Edit("server.store.kind_defaults:KindDefaults.read", "Gates(tx.gates())", "self.gates"),
+        by=Histories("gates", ["A1"]),
+    ),
+    "paused-kinds-dropped": Mutant(
+        "Due tasks of a paused kind end, as if it were dropped.",
+        Edit("server.roles.gates:keep", "row.mode == DROP", "True"),
+        by=Histories("gates", ["A2"]),
+    ),
+    "dropped-without-a-reason": Mutant(
+        "A dropped task does not say which gate has ended it.",
+        Edit("server.roles.gates:_drop", "_why(row)", "None"),
+        by=Histories("gates", ["A2"]),
+    ),
+}
 
 _BY_THE_MODEL = tested(
-    "the simulation has no gates; the random histories of tests/model have",
+    "each needs many tasks behind one gate, or an order of a few steps: the random histories of tests/model have both",
     """
-closed-kinds-claimed: A claim takes tasks of a kind that is closed.
-server.unit_of_work:UnitOfWork.lanes
-- self.gates.holding(KIND, self.now).keys()
-+ set()
-tests/model/test_model.py::test_gates
-
-closed-collections-claimed: A claim takes tasks of a collection that is closed.
-server.due_tasks:_Sieve.sift
-- not self._closed or not rows
-+ True
-tests/model/test_model.py::test_gates
-
-changed-gates-not-read: A node goes on with the gates that it has read first.
-server.store.kind_defaults:KindDefaults.read
-- self.gates = Gates(tx.gates())
-+ self.gates = self.gates
-tests/model/test_model.py::test_gates
-
 claims-give-up-behind-parked-tasks: A claim finds no task if more tasks come first than it parks at once.
 server.roles.claims:_served
 - due_tasks.sieve.is_full
@@ -103,4 +114,4 @@ tests/server/roles/test_gates.py::test_a_waiting_claim_is_woken_when_the_gate_is
 """,
 )
 
-GATES: Mapping[str, Mutant] = _BY_THE_MODEL | _BY_A_TEST
+GATES: Mapping[str, Mutant] = {**_BY_HISTORIES, **_BY_THE_MODEL, **_BY_A_TEST}

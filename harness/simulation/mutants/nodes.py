@@ -52,11 +52,29 @@ server.store.postgres.tx:PostgresTx.finish
 + )
 tests/server/store/test_postgres_nodes.py::test_fifty_claimers_over_three_nodes_never_share_a_task
 
+ends-told-to-no-node: A request that waits at one node does not hear of an end at another.
+server.neighbours:Neighbours.tell
+- wanted.pop(task_id, None) is not None
++ False
+tests/server/test_neighbours.py::test_a_request_hears_of_an_end_at_another_node
+
 limited-kind-started-by-two-nodes: Two nodes count the leases of a kind at once, and each takes the last place.
 server.store.postgres.tx:PostgresTx.begin_starts
 - return ...
 + return kinds
 tests/server/store/test_postgres_nodes.py::test_a_node_that_finds_another_starting_tasks_of_a_limited_kind_does_not_wait_for_it
+
+free-place-of-a-key-missed-by-nodes: A node takes a key out of its lane by a count that is older than the end of a run.
+server.store.postgres.tx:PostgresTx._agree_on_places
+- self._keyed.stay(...)
++ pass
+tests/server/store/test_postgres_key_limits.py::test_a_place_that_another_node_frees_while_a_claim_finds_the_key_full_is_seen
+
+key-taken-out-unseen-by-nodes: The end of a run does not see that another node has just taken its key out of a lane.
+server.store.postgres.tx:PostgresTx._agree_on_places
+- super().free_keys(self._freed)
++ pass
+tests/server/store/test_postgres_key_limits.py::test_a_key_that_another_node_takes_out_while_its_run_ends_comes_back
 
 free-place-not-told-to-nodes: A node is not told that a place is free, and finds out by a look.
 server.neighbours:Neighbours._gathered

@@ -204,7 +204,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "successors-lost": Mutant(
         "The successors of a settlement are not scheduled.",
-        Edit("server.roles.hsc:_Desk._record", "settlement.then", "settlement.then[:0]"),
+        Edit("server.roles.hsc:_Desk._end_run", "settlement.then", "settlement.then[:0]"),
         by=Histories("calm", ["queue"]),
     ),
     "progress-lost": Mutant(
@@ -225,7 +225,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "not-before-ignored": Mutant(
         "A task is granted before it is due.",
-        Edit("server.roles.frontend:_due_at", "return ...", "return now"),
+        Edit("server.roles.frontend:due_at", "return ...", "return now"),
         by=Histories("calm", ["S11"]),
     ),
     # Settings of kinds ----------------------------------------------------------------------------------------------

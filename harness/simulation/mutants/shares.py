@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from harness.simulation.mutants.edit import Edit
 from harness.simulation.mutants.mutant import Mutant
 
-_NO_KEYS = "the tasks of the simulation have no keys"
+_NO_KEYS = "the checker judges no order among keys"
 
 SHARES: Mapping[str, Mutant] = {
     "starts-not-counted": Mutant(

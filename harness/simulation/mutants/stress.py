@@ -96,6 +96,14 @@ STRESSES: Mapping[str, Mapping[str, Any]] = {
         "longest_handler": 300.0,
         "tasks_per_hour": 200.0,
     },
+    # Backlogs of few keys, which are at their limits, and claims of several tasks.
+    "busy_keys": {
+        "hours": 1.5,
+        "rates": only(key_limit=60.0, kill=4.0),
+        "tasks_per_hour": 400.0,
+        "longest_handler": 400.0,
+        "workers": 2,
+    },
     "stops": {"hours": 0.25, "rates": only(stop=20.0)},
     "cancels": {"hours": 1.5, "rates": only(cancel=40.0, deaf=60.0)},
     "endless": {"hours": 1.5, "rates": only(hang=20.0), "longest_handler": 2500.0},

@@ -157,6 +157,7 @@ class Recorder:
         return self._story(Lost(term, "expired"), calls, notes, reading.at)
 
     def _calls_of(self, terms: set[Term]) -> dict[Term, list[Call]]:
+        """Return the recorded calls that had a heartbeat of each of these terms, in order."""
         found: dict[Term, list[Call]] = {term: [] for term in terms}
         for call in _copy(self._calls):
             for term in terms.intersection(call.send.terms):
@@ -183,7 +184,7 @@ class Recorder:
         return Story(explain(facts), _events(term, calls, facts.notes))
 
     def _failure_of_others(self, term: Term) -> str | None:
-        """Return why the latest failed call of those since `term` was granted has failed; None without one."""
+        """Return why the latest failed call since `term` was granted failed, whichever leases it was for, or None."""
         for call in reversed(_copy(self._calls)):
             if call.asked_at <= term.granted_at:
                 return None

@@ -87,7 +87,7 @@ class Watchdog:
         return self._timer is not None and self._pid == os.getpid()
 
     def begins(self, term: Term) -> None:
-        """Guard a handler that is about to run until its trust ends. Call this before the handler's first line."""
+        """Guard a handler until the trust in its lease ends. Call this before the handler's first line."""
         # The end is read under the lock: it includes a renewal that came before, and a later renewal moves it.
         self._change(lambda: self._ends.add(term, term.trusted_until))
 

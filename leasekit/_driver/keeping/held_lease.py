@@ -95,12 +95,12 @@ class HeldLease:
         self.coroutine: weakref.ref[Any] | None = None  # … and the coroutine there, of async code
         self.listener: Callable[[], None] | None = None  # called in the driver when the handler must be told something
         self.report_due: Any = None  # the delivery that its block ended with
-        self.ended = False  # none of the handler's code runs any more; the driver hears of it later
+        self.ended = False  # none of the handler's code runs, at an end of which the driver hears later, or in a pause
         self._latest: tuple[int | None, Any] = (None, UNSET)  # in one write: the driver reads it at any moment
         self.idle_at = 0.0
         # Set by the code, reset by the driver.
         self.announced = False  # the keeper has been told that there are news, but has not read them
-        self.handler_runs = False  # a begin that fails resets it too
+        self.handler_runs = False  # also in a pause; a begin that fails resets it too
         # Written by the code, by threads that make a Lease or enter or leave its block, and by the driver.
         self.reserved = False  # a Lease was made of it, whose block will begin
         self.awaits_block = False  # a Lease was made of it, and no block of that is about to begin
@@ -135,7 +135,7 @@ class HeldLease:
 
     @property
     def explained(self) -> Story:
-        """Why the lease was lost; where only the clock says so, as far as the reason is known by now."""
+        """Why the lease was lost; before the keeper has found the loss, the reason as far as it is known by now."""
         return self.story or self._expired(self.term)
 
     def reportable(self, capabilities: Capabilities, *, crashed: bool = False) -> bool:
@@ -160,6 +160,35 @@ class HeldLease:
         self._refuse_lost()
         if not self._try_to_take(owner):
             raise self._too_late()
+        self._guard()
+        if not self._plain.started:
+            self._plain = Beat(id=self.task.id, token=self.task.token)
+            self._announce()
+        self.idle_timeout = idle_timeout
+        self.thread = get_ident()
+        self.touch()
+
+    def pause(self) -> None:
+        """Record that none of the handler's code runs until `resume`; the lease is kept, and the run goes on.
+
+        The run is not to blame if this process dies meanwhile, and the kernel's timer does not guard it.
+        """
+        self.listener = None
+        self.ended = True
+        self.watchdog.ended(self.term)
+        if (ledger := self.ledger) is not None:
+            ledger.pauses(self.entry)
+
+    def resume(self) -> None:
+        """Guard and note the handler again, which the caller then calls once more. Raises `LeaseLost`."""
+        self._refuse_lost()
+        self.listener = None
+        self.ended = False
+        self._guard()
+        self.thread, self.coroutine = get_ident(), None
+
+    def _guard(self) -> None:
+        """Guard and note the handler that is about to run. Raises `LeaseLost`, and guards nothing then."""
         self.watchdog.begins(self.term)
         if (ledger := self.ledger) is not None:  # read once: the driver sets it to None when the lease ends
             ledger.begins(self.entry, elsewhere=self.watchdog.elsewhere)
@@ -170,12 +199,6 @@ class HeldLease:
             self.handler_runs = False
             self.watchdog.ended(self.term)
             raise
-        if not self._plain.started:
-            self._plain = Beat(id=self.task.id, token=self.task.token)
-            self._announce()
-        self.idle_timeout = idle_timeout
-        self.thread = get_ident()
-        self.touch()
 
     def _refuse_lost(self) -> None:
         if self.lost:

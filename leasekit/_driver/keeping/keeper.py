@@ -9,7 +9,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from leasekit import hooks as events
 from leasekit._core.cycle import Lost
 from leasekit._core.term import Term, granted_at
 from leasekit._driver.clock import Clock
-from leasekit._driver.context import Context
+from leasekit._driver.context import ClaimCall, Context
 from leasekit._driver.explaining.loop_monitor import LoopMonitor, take_reading
 from leasekit._driver.explaining.recorder import Reading, Story
 from leasekit._driver.guarding.escalation import Escalation
@@ -38,6 +38,7 @@ from leasekit.errors import BackendError, Cancelled, ConfigError, LossReason, Re
 from leasekit.hooks import Hooks
 from leasekit.task import Claimed, NewTask, Settlement, Status, Task, Verdict
 
+_NO_LABELS: Mapping[str, str] = {}
 logger = logging.getLogger("leasekit")
 
 _SETTLE_TIMEOUT = 10.0
@@ -70,6 +71,7 @@ class Keeper:
         chance: random.Random,
         last_resort: Callable[[], None] | None = None,
         watchdog: Watchdog = UNGUARDED,
+        claim: ClaimCall | None = None,
     ) -> None:
         self._backend = backend
         self._clock = clock
@@ -91,7 +93,7 @@ class Keeper:
         self._rung = False  # … and whether they are about to be
         self._escalation = Escalation(last_resort)
         self._idle_watch = IdleWatch()
-        context = Context(backend, clock=clock, hooks=hooks, chance=chance, watchdog=watchdog)
+        context = Context(backend, clock=clock, hooks=hooks, chance=chance, watchdog=watchdog, claim=claim)
         self._context = context
         self._wake, self._recorder, self.reachability = context.wake, context.recorder, context.reachability
         self.outbox = Outbox(context, call_timeout=_SETTLE_TIMEOUT)
@@ -128,15 +130,17 @@ class Keeper:
         started: bool,
         repeat_for: float | None = None,
         failing: Callable[[BaseException], None] | None = None,
+        labels: Mapping[str, str] = _NO_LABELS,
     ) -> list[HeldLease]:
         """Claim up to `limit` tasks, and renew their leases from now on.
 
         `started`: their handlers are about to begin; otherwise tasks wait in a buffer, heartbeats say so until they
-        begin, and the claim `probes`. `failing` is called with the error of each failed try that is repeated.
-        `Claims.claim` says what happens to granted tasks when this call is cancelled.
+        begin, and the claim does not wait for a task while the service is not known to answer. `labels` are those of
+        the worker. `failing` is called with the error of each failed try that is repeated. `Claims.claim` says what
+        happens to granted tasks when this call is cancelled.
         """
         claimed, asked_at = await self._claims.claim(
-            kinds, limit=limit, wait=wait, repeat_for=repeat_for, failing=failing, probes=not started
+            kinds, limit=limit, wait=wait, repeat_for=repeat_for, failing=failing, probes=not started, labels=labels
         )
         return self._granted(claimed, asked_at, started=started)
 
@@ -197,13 +201,16 @@ class Keeper:
             spawn(self._hear_cancels(self._cancel_source), self._hearing)
 
     async def _hear_cancels(self, source: CancelSource) -> None:
-        """Have an early heartbeat leave for each task whose cancel is requested: its answer brings the request."""
+        """Have an early heartbeat leave for each task whose cancel is requested: its answer brings the request.
+
+        Ends when no lease is held. An error costs a pause only: regular heartbeats bring cancel requests too.
+        """
         while self._leases:
             pause, ids = _CANCELS_PAUSE, set[str]()
             try:
                 call = partial(source.cancels, wait=_CANCELS_WAIT)
                 ids.update(await call_once(call, within=_CANCELS_WAIT + _SETTLE_TIMEOUT))
-            except BackendError:  # the next regular heartbeats tell of cancel requests too
+            except BackendError:
                 pause = _CANCELS_RETRY
             for held in self.held if ids else ():
                 if held.task.id in ids and held.term.place is not None and held.stop is None and not held.settling:
@@ -297,11 +304,12 @@ class Keeper:
         if owner is not None and owner() is None:
             self.abandoned(held, owner)
 
-    def settle(self, held: HeldLease, report: Delivery, *, ours: bool = False) -> None:
+    def settle(self, held: HeldLease, report: Delivery, *, is_replacement: bool = False) -> None:
         """Report how the run ended. The lease is renewed until that is answered, and then dropped. Does not wait.
 
-        A report that the service refuses is replaced by one of a failure (`ours`: it holds no value of a user), which
-        is answered first. If the service obeys stale heartbeats, a lease that is given back is no longer renewed.
+        If the service refuses the report, a failure is reported in its place; the lease is kept until that replacement
+        is answered, and a replacement (`is_replacement`) is not replaced again. If the service obeys stale heartbeats,
+        a lease that is given back is no longer renewed.
         """
         self.ended(held)
         held.settling = True
@@ -310,7 +318,7 @@ class Keeper:
             if report.settlement.outcome in ("retry", "release"):
                 self._renewal.remove(held)  # a later heartbeat would take the task back again
         settlement = report.settlement
-        report.heard = lambda answer: self._settled(held, settlement, answer, ours=ours)
+        report.heard = lambda answer: self._settled(held, settlement, answer, is_replacement=is_replacement)
         self.outbox.put(report)
 
     def finish(self, held: HeldLease) -> None:
@@ -327,15 +335,15 @@ class Keeper:
             self.drop(held)
 
     def _settled(
-        self, held: HeldLease, settlement: Settlement, answer: Verdict | Refused | None, *, ours: bool
+        self, held: HeldLease, settlement: Settlement, answer: Verdict | Refused | None, *, is_replacement: bool
     ) -> None:
         """Drop the lease and tell hooks, once its settlement is answered; replace a refused settlement by a failure."""
         task = held.task
-        if isinstance(answer, Refused) and not ours:
+        if isinstance(answer, Refused) and not is_replacement:
             # The service refuses the user's report, and would refuse it after another run too: end the task as failed.
             error = {"type": type(answer).__qualname__, "message": f"the settlement was refused: {answer}"[:2000]}
             instead = Delivery(Settlement(id=task.id, token=task.token, outcome="fatal", error=error))
-            self.settle(held, instead, ours=True)
+            self.settle(held, instead, is_replacement=True)
             return
         if answer is None:
             held.ledger = None  # the ledger keeps the entry: the supervisor hands the lease back when this process ends
@@ -417,8 +425,8 @@ class Keeper:
     def told_lost(self, held: HeldLease, report: Delivery, reason: LossReason, story: Story) -> None:
         """Tell hooks of a loss that the code learned at its end, because its result was refused or not answered.
 
-        A service that obeys stale writes gets the result no more: another worker's run would be ended by it, and this
-        code was told that its own does not count.
+        The result is withdrawn from a service that obeys stale writes: it could end the run of another worker, and the
+        code was told that its own run does not count.
         """
         if not self._backend.capabilities.refuses_stale:
             self.outbox.withdraw(report)

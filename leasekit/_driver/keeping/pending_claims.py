@@ -6,7 +6,7 @@ and an abandoned claim is ended under this id: its tasks are released, and a try
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from leasekit.backend import NameSource, cancel_all
 from leasekit.errors import BackendError, Closed, Throttled, Unavailable
 from leasekit.task import Claimed, NewTask, Settlement, Task
 
+_NO_LABELS: Mapping[str, str] = {}
 logger = logging.getLogger("leasekit")
 
 _SPARE = 10.0  # seconds by which an answer may come after the wait that the claim asked for
@@ -76,6 +77,7 @@ class Claims:
         repeat_for: float | None = None,
         failing: Callable[[BaseException], None] | None = None,
         probes: bool = False,
+        labels: Mapping[str, str] = _NO_LABELS,
     ) -> tuple[Claimed, float]:
         """Return the granted tasks, and when they were first asked for: a repeat may return the grant of the first try.
 
@@ -84,9 +86,9 @@ class Claims:
         here. Raises `Refused`, without asking, if no service would accept so many kinds.
         """
         check_kinds(kinds)
-        ask = partial(
-            self._context.backend.claim, kinds, limit=min(limit, self._context.backend.capabilities.max_claim)
-        )
+        ask = partial(self._context.claim, kinds, limit=min(limit, self._context.backend.capabilities.max_claim))
+        if labels:
+            ask = partial(ask, labels=labels)
 
         def call(claim_id: str) -> Coroutine[Any, Any, Claimed]:
             poll = 0 if probes and not self._context.reachability.answers_claims else wait

@@ -106,7 +106,7 @@ class Renewal:
         self._limited_from = min(self._limited_from, held.run_until + _AFTER)
 
     def _end_limited(self, now: float) -> None:
-        """Have a heartbeat leave for each run whose `max_runtime` is over: the service is asked, and says *overdue*."""
+        """Send a heartbeat for each run whose `max_runtime` is over, so that the service answers *overdue*."""
         ends = {held: (held.run_until or 0.0) + _AFTER for held in self._limited}
         for held, end in ends.items():
             if end <= now:
@@ -153,7 +153,10 @@ class Renewal:
         self._context.wake.set()
 
     async def _checked_verdicts(self, beats: Sequence[Beat]) -> list[Verdict]:
-        """Send a batch of heartbeats; return a verdict for each, *failed* in place of one that makes no sense."""
+        """Send a batch of heartbeats; return a verdict for each. The caller makes verdicts of errors.
+
+        A verdict for another lease than the heartbeat at its place, or with an impossible ttl, becomes *failed*.
+        """
         verdicts = await self._context.backend.beat(beats)
         # Nearly always all verdicts are in order, and this is the cheapest check for that.
         if [verdict.id for verdict in verdicts] == [beat.id for beat in beats] and all(

@@ -1,41 +1,60 @@
-"""Wait for tasks to end by polling, at growing intervals: no service needs to push notifications."""
+"""Wait for tasks to end: by what a service answers when some have ended, or else by polls at growing intervals."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from leasekit._driver.clock import Clock
 from leasekit.config import check_number
 from leasekit.errors import LeasekitError
-from leasekit.task import TaskInfo
+from leasekit.task import Ended, TaskInfo
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between two polls
+_LONGEST_HOLD = 20.0  # seconds that a service may leave a request open, as it may that of a claim
 _NAMED = 10  # ids in a message
+_TOGETHER = 1000  # tasks in one question
 
 Poll = Callable[[str], Awaitable[TaskInfo | None]]
+Ask = Callable[[Sequence[str], float], Awaitable[Ended]]
+"""Return those of some tasks that have ended, once one has, or after so many seconds, or less."""
 
 
-async def all_ended(poll: Poll, task_ids: Sequence[str], *, clock: Clock, timeout: float | None) -> list[TaskInfo]:
+async def all_ended(
+    poll: Poll, task_ids: Sequence[str], *, clock: Clock, timeout: float | None, ask: Ask | None = None
+) -> list[TaskInfo]:
     """Return the information on these tasks, in this order, once all have ended.
 
-    One task is polled at a time, whatever their number: all must end, so the order does not matter. Raises TimeoutError
-    that names the tasks that have not ended, and `LeasekitError` for an unknown id.
+    A service that tells of ends (`ask`) is asked for all tasks at once. Others are polled for one task at a time,
+    whatever the number: all must end, so the order does not matter. Raises TimeoutError that names the tasks that have
+    not ended, and `LeasekitError` for an unknown id.
     """
     check_number("timeout", timeout, or_infinity=True, or_none=True)
-    until = None if timeout is None else clock.now() + timeout
+    until = math.inf if timeout is None else clock.now() + timeout
     never = asyncio.Event()
     wait = _FIRST_WAIT
     ended: dict[str, TaskInfo] = {}
-    left = await _unfinished(poll, dict.fromkeys(task_ids), ended)
+    if ask is None:
+        left = await _unfinished(poll, dict.fromkeys(task_ids), ended)
+    else:
+        left = list(dict.fromkeys(task_ids))
     while left:
         now = clock.now()
-        if until is not None and now >= until:
-            if not (left := await _unfinished(poll, left, ended)):
-                break
+        if ask is not None:
+            found = await ask(left[:_TOGETHER], max(0.0, min(_LONGEST_HOLD, until - now)))
+            for task_id in found.unknown:
+                raise LeasekitError(_unknown(task_id))
+            ended |= {info.id: info for info in found.tasks}
+            left = [task_id for task_id in left if task_id not in ended]
+            if found.tasks:
+                wait = _FIRST_WAIT
+                continue
+        if now >= until and (ask is not None or (left := await _unfinished(poll, left, ended))):
             more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
             raise TimeoutError(f"after {timeout:g} s these tasks have not ended: {', '.join(left[:_NAMED])}{more}")
-        await clock.wait(never, now + wait if until is None else min(now + wait, until))
-        wait = min(wait * 2, _LONGEST_WAIT)
-        while left and not await _unfinished(poll, left[:1], ended):
+        if left and clock.now() < now + wait:  # else the service has waited
+            await clock.wait(never, min(now + wait, until))
+            wait = min(wait * 2, _LONGEST_WAIT)
+        while ask is None and left and not await _unfinished(poll, left[:1], ended):
             left = left[1:]
     return [ended[task_id] for task_id in task_ids]
 
@@ -46,9 +65,13 @@ async def _unfinished(poll: Poll, task_ids: Iterable[str], ended: dict[str, Task
     for task_id in task_ids:
         info = await poll(task_id)
         if info is None:
-            raise LeasekitError(f"there is no task {task_id!r}: it was never scheduled here, or is no longer kept")
+            raise LeasekitError(_unknown(task_id))
         if info.status.ended:
             ended[task_id] = info
         else:
             left.append(task_id)
     return left
+
+
+def _unknown(task_id: str) -> str:
+    return f"there is no task {task_id!r}: it was never scheduled here, or is no longer kept"

@@ -1,4 +1,4 @@
-"""Encode what handlers report: values as JSON, errors as type, message and traceback."""
+"""Encode what users write: values as JSON, errors as type, message and traceback; then by the codec of the client."""
 
 import json
 import traceback
@@ -9,10 +9,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from leasekit._driver.coding import CLEAR, Coding
 from leasekit._lifecycle.validation import value_fault
+from leasekit.codecs import Encoded
 from leasekit.errors import TooLarge
+from leasekit.periodic import PeriodicTask
 from leasekit.task import NewTask, Settlement
-from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS, MAX_THEN
+from leasekit.wire import MAX_ERROR, MAX_PAYLOAD, MAX_PROGRESS, MAX_THEN
 
 E = TypeVar("E", bound=BaseException)
 
@@ -26,7 +29,7 @@ class _RawSuccessor(NewTask, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RawSettlement(Settlement, frozen=True, kw_only=True, omit_defaults=True):
-    """A settlement that is decoded to be sent on: users' values stay the same to the byte, as a repeat must be."""
+    """A settlement that is decoded to be sent on. Users' values keep every byte, so that a repeat equals the first."""
 
     id: str  # any that an adapter has given to its task
     result: msgspec.Raw = None  # type: ignore[assignment] # what is left out stays so
@@ -35,23 +38,33 @@ class RawSettlement(Settlement, frozen=True, kw_only=True, omit_defaults=True):
     then: list[_RawSuccessor] = []  # type: ignore[assignment]
 
 
-def encoded(value: Any, what: str, *, at_most: int | None = None) -> msgspec.Raw:
+def encoded(value: Any, what: str, *, at_most: int | None = None, coding: Coding = CLEAR) -> msgspec.Raw:
     """Return `value` as JSON. Encoding happens once, and here, so that the caller sees the ValueError of a bad value.
 
-    `what` names the value in errors. Raises `TooLarge` if the JSON has more than `at_most` bytes, and ValueError if it
-    is nested deeper than services take.
+    `what` names the value in errors. Raises `TooLarge` if what is sent has more than `at_most` bytes, and ValueError if
+    the value is nested deeper than services take.
     """
+    raw = coding.encoded(_json(value, what))
+    check_size(raw, what, at_most)
+    return raw
+
+
+def check_size(raw: msgspec.Raw, what: str, at_most: int | None) -> None:
+    """Raise `TooLarge` if a value, as it is sent, has more bytes than this."""
+    if at_most is not None and (size := len(bytes(raw))) > at_most:
+        raise TooLarge(
+            f"this {what} has {size:,} bytes as JSON, the service takes {at_most:,}: "
+            "store it elsewhere, and pass a reference to it"
+        )
+
+
+def _json(value: Any, what: str) -> msgspec.Raw:
     try:
         data = msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"this {what} is not JSON: {error}") from error
     if loses_number(value, data):
         raise ValueError(f"this {what} {_NO_NUMBER}")
-    if at_most is not None and len(data) > at_most:
-        raise TooLarge(
-            f"this {what} has {len(data):,} bytes as JSON, the service takes {at_most:,}: "
-            "store it elsewhere, and pass a reference to it"
-        )
     if (fault := value_fault(data, len(data))) is not None:
         raise ValueError(f"this {what} {fault}")
     return msgspec.Raw(data)
@@ -85,30 +98,72 @@ def number_fault(task: NewTask) -> tuple[str, str] | None:
     return name, _NO_NUMBER if name == "payload" else "holds NaN or an infinity: give a finite number, or leave it out"
 
 
-def progress(value: Any, *, at_most: int | None = None) -> msgspec.Raw:
+def progress(value: Any, *, at_most: int | None = None, coding: Coding = CLEAR) -> msgspec.Raw:
     """Return a checkpoint as JSON. Raises ValueError if the service, which takes `at_most` bytes, would refuse it."""
-    raw = encoded(value, "progress")
+    raw = encoded(value, "progress", coding=coding)
     most = MAX_PROGRESS if at_most is None else min(at_most, MAX_PROGRESS)
     if (size := len(bytes(raw))) > most:
         raise ValueError(f"this progress has {size:,} bytes: {most:,} at most")
     return raw
 
 
-def successor(task: NewTask) -> NewTask:
+def reported_error(error: Any, coding: Coding) -> msgspec.Raw:
+    """Return an error that code reports, an exception or a JSON value of its own. Raises ValueError and `TooLarge`."""
+    raw = coding.error(described(error) if isinstance(error, BaseException) else _json(error, "error"))
+    check_size(raw, "error", MAX_ERROR)
+    return raw
+
+
+def submitted(tasks: Sequence[NewTask], coding: Coding) -> list[NewTask]:
+    """Return tasks with an id each as they are sent. Raises ValueError if the codec cannot encode a payload."""
+    return [_coded(task, coding, known_as=task.id) for task in tasks]
+
+
+def periodic(name: str, task: PeriodicTask, coding: Coding) -> PeriodicTask:
+    """Return a periodic task as it is sent."""
+    return _coded(task, coding, known_as=name)
+
+
+def from_executor(settlement: Settlement, coding: Coding) -> Settlement:
+    """Return a settlement of another process, which has no codec, as it is sent; but its checkpoint as it is."""
+    if coding is CLEAR:
+        return settlement
+    return replace(
+        settlement,
+        result=None if settlement.result is None else coding.encoded(settlement.result),
+        error=None if settlement.error is None else coding.error(settlement.error),
+        then=[_coded(task, coding, known_as=task.id) for task in settlement.then],
+    )
+
+
+W = TypeVar("W", NewTask, PeriodicTask)
+
+
+def _coded(work: W, coding: Coding, *, known_as: str | None) -> W:
+    payload = work.payload
+    if coding is CLEAR or payload is None or isinstance(payload, Encoded):
+        return work
+    clear = payload if isinstance(payload, msgspec.Raw) else _json(payload, "payload")
+    return replace(work, payload=coding.encoded(clear, known_as=known_as))
+
+
+def successor(task: NewTask, coding: Coding = CLEAR) -> NewTask:
     """Return a successor with its payload as JSON. Raises ValueError (`TooLarge`) if no service would accept the task.
 
     The check comes before the settlement, because a settlement is refused as a whole, with its result.
     """
     if (fault := number_fault(task)) is not None:
         raise ValueError(f"this {' '.join(fault)}")
-    raw = encoded(task.payload, "payload", at_most=MAX_PAYLOAD)
+    raw = _json(task.payload, "payload")
     try:  # msgspec checks the fields of a Struct only when it decodes one
         checked = msgspec.json.decode(bytes(encoded(replace(task, payload=None), "task")), type=NewTask)
     except msgspec.ValidationError as error:
         raise ValueError(f"this task of kind {task.kind!r} cannot be scheduled: {error}") from error
     if checked.id in checked.after:
         raise ValueError(f"task {checked.id!r} names itself in `after`: it would never be ready")
-    return replace(checked, payload=raw)
+    coded = _coded(replace(checked, payload=raw), coding, known_as=checked.id)
+    check_size(coded.payload, "payload", MAX_PAYLOAD)
+    return coded
 
 
 def size_of_successors(tasks: Sequence[NewTask], before: int) -> int:

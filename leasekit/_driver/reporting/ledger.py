@@ -230,6 +230,11 @@ class Ledger:
         if entry:
             self._memory[entry] = _BEGUN_ELSEWHERE if elsewhere else _BEGUN
 
+    def pauses(self, entry: int) -> None:
+        """Note that none of the handler's code runs before the next `begins`. As for `begins`."""
+        if entry:
+            self._memory[entry] = _HELD
+
     def remove(self, entry: int) -> None:
         """Remove an entry: its lease or claim is over, or must not be handed back."""
         if entry:

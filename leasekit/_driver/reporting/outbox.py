@@ -271,9 +271,9 @@ class Outbox:
         self._context.hooks(ReportDelayed(at=self._context.clock.now(), task_ids=ids, why=why))
 
     async def _keep_late(self) -> None:
-        """Keep on disk each settlement without an answer after `_PROMPT` seconds, however many calls come first.
+        """Write each settlement to the spool that was not answered within `_PROMPT` seconds, until none is left.
 
-        Settlements that have waited for half of that time are kept too, so that two writes a second are enough.
+        Settlements that have waited for half of that time are written with it, so that two writes a second are enough.
         """
         while waiting := [report for report in self._unanswered if not report.spooled]:
             late_at = min(report.put_at for report in waiting) + _PROMPT
@@ -282,7 +282,7 @@ class Outbox:
             await self._keep([report for report in self._unanswered if report.put_at <= put_by])
 
     async def _keep(self, reports: Sequence[Delivery]) -> None:
-        """Write settlements to the spool, so that they survive this process."""
+        """Write settlements to the spool, if there is one, so that they survive this process. Only logs an OSError."""
         async with self._keeping:
             fresh = [report for report in reports if not report.spooled]
             if self._spool is None or not fresh:

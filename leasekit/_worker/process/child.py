@@ -19,6 +19,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any, cast
@@ -28,6 +30,7 @@ import msgspec
 
 from leasekit._driver.bridge import call_soon_here
 from leasekit._driver.clock import BOOT_CLOCK
+from leasekit._driver.coding import CLEAR
 from leasekit._driver.connection import Connection
 from leasekit._driver.explaining.recorder import Story
 from leasekit._driver.keeping.held_lease import HeldLease, Owner
@@ -35,6 +38,7 @@ from leasekit._driver.locks import taken
 from leasekit._driver.reporting.encoding import RawSettlement
 from leasekit._leased_run import LeasedRun
 from leasekit._worker import linux
+from leasekit._worker.around import CHILD_CAME_BACK, living
 from leasekit._worker.executor import run_here
 from leasekit._worker.handlers import Handler, declare, is_async
 from leasekit._worker.jobs import count_in
@@ -45,7 +49,6 @@ from leasekit.hooks import Hooks
 from leasekit.task import NewTask, Task
 
 _CANNOT_SERVE = 1
-_CHILD_CAME_BACK = 70  # EX_SOFTWARE
 _DEAF = 71  # EX_OSERR: messages of the worker can no longer be received
 _STOPS = {stop.__name__: stop for stop in (Cancelled, IdleTimeout, Draining)}
 _CHUNK = 64 * 1024
@@ -66,20 +69,31 @@ def main(fd: int) -> None:
     channel = Channel(socket.socket(fileno=fd))
     setup = channel.first()
     here.executing = True
+    life = ExitStack()
     try:
         handler_import.prepare(setup)
         address, function = setup.handler, handler_import.find(setup.handler)
         handler = declare(address.kind, function, run="process", idle_timeout=address.idle_timeout)
+        handler = replace(handler, around=tuple(map(handler_import.find, setup.around)))
+        _log_to_stderr(setup)
+        life.enter_context(living([handler_import.find(lifespan) for lifespan in setup.lifespans]))
     except BaseException as error:  # noqa: BLE001 - even a module's sys.exit() must be reported to the worker
         channel.send(messages.StartupFailed(why="".join(traceback.format_exception(error))))
         return
-    _log_to_stderr(setup)
     executor = _Executor(channel, handler, _Connection(setup), guard=guard, threads=setup.threads)
     threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
-    for index in range(1, setup.threads):
-        threading.Thread(target=executor.serve, name=f"leasekit-handler-{index}", daemon=True).start()
+    threads = [
+        threading.Thread(target=executor.serve, name=f"leasekit-handler-{index}", daemon=True)
+        for index in range(1, setup.threads)
+    ]
+    for thread in threads:
+        thread.start()
     channel.send(messages.Ready())
     executor.serve()
+    if setup.lifespans:
+        for thread in threads:  # no handler may run when what it uses is shut down
+            thread.join()
+    life.close()
 
 
 def _log_to_stderr(setup: messages.Setup) -> None:
@@ -150,6 +164,7 @@ class _Connection:
 
     def __init__(self, setup: messages.Setup) -> None:
         self.hooks = Hooks()
+        self.coding = CLEAR  # the worker has the codecs
         self.max_progress = setup.max_progress
         self.max_result = setup.max_result
         self._accepts_work = setup.accepts_work
@@ -167,12 +182,15 @@ class _Connection:
 class _HeldLease(HeldLease):
     """A lease that the worker holds."""
 
-    __slots__ = ("_executor", "number")
+    __slots__ = ("_executor", "executions", "number")
 
-    def __init__(self, executor: "_Executor", number: int, task: Task, state: messages.LeaseState) -> None:
+    def __init__(
+        self, executor: "_Executor", number: int, task: Task, state: messages.LeaseState, *, executions: int
+    ) -> None:
         super().__init__(task, state.heartbeats, BOOT_CLOCK, granted_at=state.granted_at, confirmed=True, started=True)
         self._executor = executor
         self.number = number  # number of the run
+        self.executions = executions
         self.idle_timeout = executor.handler.idle_timeout
         self.learn(state)
 
@@ -221,7 +239,10 @@ class _Executor:
         self._leased_runs: dict[int, LeasedRun] = {}  # while its handler runs
 
     def listen(self) -> None:
-        """Receive messages of the worker while handlers run."""
+        """Receive messages of the worker until its socket is closed, then end the threads in `serve`.
+
+        An error ends the process.
+        """
         try:
             while not self.channel.gone:
                 # Repeated, because the kernel forgets it when a handler changes its user.
@@ -244,8 +265,8 @@ class _Executor:
 
     def _handle(self, message: messages.FromWorker) -> None:
         match message:
-            case messages.Run(number=number, task=task, state=state):
-                self._holding[number] = _HeldLease(self, number, task, state)
+            case messages.Run(number=number, executions=executions, task=task, state=state):
+                self._holding[number] = _HeldLease(self, number, task, state, executions=executions)
                 self._todo.put(number)
             case messages.LeaseChanged(run=number) if number in self._holding:  # else its handler has ended meanwhile
                 self._change_lease(number, message)
@@ -256,7 +277,8 @@ class _Executor:
         if change.task is None:
             self._holding[number].learn(change.state)
             return
-        held = self._holding[number] = _HeldLease(self, number, change.task, change.state)
+        executions = self._holding[number].executions
+        held = self._holding[number] = _HeldLease(self, number, change.task, change.state, executions=executions)
         if (run := self._leased_runs.get(number)) is not None:
             run.move(held)
 
@@ -284,7 +306,7 @@ class _Executor:
         raised = self._call_handler(run)
         if os.getpid() != self._pid:
             # A child process that the handler forked came back from the handler: it must not be a second executor.
-            os._exit(0 if raised is None else _CHILD_CAME_BACK)
+            os._exit(0 if raised is None else CHILD_CAME_BACK)
         stopped = str(raised) if isinstance(raised, LeaseLost | Cancelled | IdleTimeout | Draining) else None
         ended = self._end_run(number, run, raised, stopped)
         with self._lock:
@@ -296,6 +318,7 @@ class _Executor:
             held = self._holding[number]
             run = LeasedRun(held.task)
             run.begin(cast("Connection", self._connection), held)
+            run.executions = held.executions  # of which the worker knows the earlier ones
             self._leased_runs[number] = run
             return run
 
@@ -308,16 +331,26 @@ class _Executor:
         return None
 
     def _end_run(self, number: int, run: LeasedRun, error: BaseException | None, stopped: str | None) -> messages.Ended:
+        """End a run, or pause it after `NotYet`; return the message that tells the worker."""
+        if error is not None and (after := run.wait_for(error)) is not None:
+            run.paused(error)
+            _flush()
+            return messages.Ended(run=number, raised=True, not_yet=(str(error), after))
         try:
             settlement = run.ended(error, interrupted="retry")
         except BaseException as unreportable:  # noqa: BLE001 - the error's own methods may raise anything
             error = RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}")
             settlement = run.ended(error)
-        for stream in (sys.stdout, sys.stderr):  # if this process is killed later, this output must not be lost
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
+        _flush()
         sent = cast("RawSettlement | None", settlement)
         return messages.Ended(run=number, settlement=sent, raised=error is not None, stopped=stopped)
+
+
+def _flush() -> None:
+    """Write what the handler has printed: if this process is killed later, that must not be lost."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def _run_async(handler: Handler, run: LeasedRun) -> None:

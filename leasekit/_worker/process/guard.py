@@ -181,7 +181,7 @@ class _Executor:
             timer.disarm()
 
     def _kill(self, *_: object) -> None:
-        """Kill the executor and its process group; after that the guard need not die."""
+        """Kill the executor and its process group, and stop the timer that would kill the guard."""
         for kill in (partial(signal.pidfd_send_signal, self.pidfd), partial(os.killpg, self._pid)):
             with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's: see docs/promises.md
                 kill(signal.SIGKILL)

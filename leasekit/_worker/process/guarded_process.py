@@ -37,8 +37,8 @@ _NO_SIGPIPE = socket.MSG_NOSIGNAL  # user code may have made SIGPIPE deadly: no 
 class GuardedProcess:
     """A guard and its executor. The `watchdog` guards the executor's handlers: any thread may call it.
 
-    All else is for one thread, that of the place, which `ring` wakes by `wake_fd`. `now` is the clock by which leases
-    are counted. Raises OSError if no process can be started.
+    All else is for the thread of the place. That thread waits until `wake_fd` is readable, and `ring` makes it so.
+    `now` is the clock by which leases are counted. Raises OSError if no process can be started.
     """
 
     def __init__(self, ring: Callable[[], None], wake_fd: int, now: Callable[[], float]) -> None:

@@ -10,25 +10,34 @@ import logging
 import multiprocessing.spawn
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from leasekit._driver.connection import Connection
+from leasekit._worker.around import Lifespan, is_async
 from leasekit._worker.handler_function import HandlerFunction
 from leasekit._worker.handlers import Handler
-from leasekit._worker.process.messages import Address, Setup
+from leasekit._worker.process.messages import Address, FunctionAddress, Setup
 from leasekit.backend import Scheduler
 from leasekit.errors import ConfigError
 
 
-def setup(handler: Handler, connection: Connection) -> Setup:
-    """Return the handler's name and the service's limits for executors. Raises `ConfigError` if it is not found."""
-    address = _address(handler)
-    main = _main_import() if address.module == "__main__" else {}
+def setup(handler: Handler, connection: Connection, lifespans: Sequence[Lifespan] = ()) -> Setup:
+    """Return the names of functions, and the service's limits, for executors.
+
+    Raises `ConfigError` if executors would not find a function.
+    """
+    address = _address(handler.function, f"handler {handler.kind!r}")
+    around = [_address(function, "@worker.around") for function in handler.around]
+    # An executor has an event loop for each run, and none between them.
+    living = [_address(function, "@worker.lifespan") for function in lifespans if not is_async(function)]
+    main = _main_import() if any(one.module == "__main__" for one in (address, *around, *living)) else {}
     root = logging.getLogger()
     formats = [handler.formatter for handler in root.handlers if handler.formatter is not None]
     return Setup(
-        handler=address,
+        handler=Address(module=address.module, name=address.name, kind=handler.kind, idle_timeout=handler.idle_timeout),
+        around=around,
+        lifespans=living,
         main=main,
         argv=sys.argv,
         accepts_work=isinstance(connection.backend, Scheduler),
@@ -40,17 +49,16 @@ def setup(handler: Handler, connection: Connection) -> Setup:
     )
 
 
-def _address(handler: Handler) -> Address:
-    function = handler.function
+def _address(function: Callable[..., Any], what: str) -> FunctionAddress:
     module, name = function.__module__, function.__qualname__
-    address = Address(kind=handler.kind, module=module, name=name, idle_timeout=handler.idle_timeout)
+    address = FunctionAddress(module=module, name=name)
     try:
         found = find(address, sys.modules[module])
     except (KeyError, AttributeError):
         found = None
     if found is not function:
         raise ConfigError(
-            f"handler {handler.kind!r}: run='process' finds a function by its name, "
+            f"{what}: run='process' finds a function by its name, "
             f"and {module}.{name} is not this one: keep it in its module under its own name"
         )
     return address
@@ -74,7 +82,7 @@ def prepare(setup: Setup) -> None:
     multiprocessing.spawn.prepare(data)
 
 
-def find(address: Address, module: Any = None) -> Callable[..., Any]:
+def find(address: FunctionAddress, module: Any = None) -> Callable[..., Any]:
     """Return the function at `address`. Raises the errors of importing its module, and AttributeError."""
     found: Any = importlib.import_module(address.module) if module is None else module
     for part in address.name.split("."):

@@ -19,12 +19,17 @@ SHOW_STACKS = signal.SIGRTMIN + 7  # a signal, sent before a kill: all stacks go
 _LENGTH = struct.Struct(">I")
 
 
-class Address(Struct, frozen=True, kw_only=True):
+class FunctionAddress(Struct, frozen=True, kw_only=True):
+    """The place where an executor finds a function."""
+
+    module: str
+    name: str
+
+
+class Address(FunctionAddress, frozen=True, kw_only=True):
     """The place where an executor finds a handler."""
 
     kind: str
-    module: str
-    name: str
     idle_timeout: float | None = None
 
 
@@ -32,6 +37,8 @@ class Setup(Struct, frozen=True, kw_only=True, tag=True):
     """The worker's settings, by which an executor finds its handler and gives it the worker's environment."""
 
     handler: Address
+    around: list[FunctionAddress] = []  # code around each run, the outermost first
+    lifespans: list[FunctionAddress] = []  # code around the life of the executor
     main: dict[str, str]  # how to import the worker's main module, if it has the handler
     argv: list[str]
     threads: int = 1  # tasks that run at once
@@ -58,6 +65,7 @@ class Run(Struct, frozen=True, kw_only=True, tag=True):
     """Run a task."""
 
     number: int  # counts the runs in this executor
+    executions: int = 1  # calls of the handler under this lease, this one included
     task: Task
     state: LeaseState
 
@@ -88,12 +96,13 @@ class Progress(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a run. No settlement: it was stopped because its lease was lost."""
+    """The end of a run, or of a call of its handler. No settlement: its lease was lost, or it waits (`not_yet`)."""
 
     run: int
     settlement: RawSettlement | None = None  # as the worker reads it: the executor sends any settlement
     raised: bool = False
     stopped: str | None = None  # its error, if that is what it was told
+    not_yet: tuple[str, float] | None = None  # what it said, and after how many seconds it is to be called again
 
 
 FromWorker = Setup | Run | LeaseChanged

@@ -24,11 +24,14 @@ logger = logging.getLogger("leasekit")
 _LOOK = 1.0  # seconds: check at least this often
 _ANSWER = 10.0  # seconds for a guard to do what it was told
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between executors that die before they are ready
-_GOODBYE = 2.0  # seconds for an executor without a task to end by itself
+_GOODBYE = 5.0  # seconds for an executor without a task to end by itself, with its shutdowns
 
 
 class Bell:
-    """Wakes a place. Any thread may `ring`, also after `close`; the rest is for the place's thread."""
+    """A file descriptor that wakes a place.
+
+    Any thread may `ring`, also after `close`; the rest is for the place's thread.
+    """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -160,8 +163,7 @@ class Place:
                         return True
                     case messages.StartupFailed(why=why):
                         raise ConfigError(
-                            f"run='process': an executor cannot import the handler of {self._setup.handler.kind!r}:\n"
-                            f"{why}"
+                            f"run='process': an executor for {self._setup.handler.kind!r} cannot start:\n{why}"
                         )
                     case _:
                         pass
@@ -225,7 +227,7 @@ class Place:
         for message in executor.step(until - now):
             match message:
                 case messages.Progress(run=number, value=value) if number in self._runs:
-                    self._runs[number].held.report(value)
+                    self._runs[number].report(value)
                 case messages.Ended(run=number) if number in self._runs:
                     self._runs.pop(number).settle(message)
                 case _:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 
 from leasekit._driver.connection import Connection
+from leasekit._worker.around import Lifespan
 from leasekit._worker.buffer import Buffer
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.handlers import Handler
@@ -45,13 +46,14 @@ class ProcessExecutor:
         *,
         changed: Callable[[], None],
         failed: Callable[[BaseException], None],
+        lifespans: Sequence[Lifespan] = (),
     ) -> None:
         self.buffer = Buffer()
         self._now = connection.clock.now
         self._changed = changed
         self._failed = failed
         self._was_ready = False
-        setup = handler_import.setup(handler, connection)
+        setup = handler_import.setup(handler, connection, lifespans)
         self._places = [
             Place(
                 structs.replace(setup, threads=min(handler.threads, count - first)),

@@ -1,19 +1,23 @@
 """Process run: one run in an executor: what the executor was told, when it must be killed, how the run is settled."""
 
+import logging
 import math
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import structs
+from msgspec import Raw, structs
 
 from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.process import messages
 from leasekit._worker.process.guard import AHEAD
 from leasekit._worker.process.guarded_process import GuardedProcess
-from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError
+from leasekit.errors import Cancelled, Draining, IdleTimeout, LeaseError, NotYet
 from leasekit.task import Outcome, Settlement
+
+logger = logging.getLogger("leasekit")
 
 
 class ExecutorDied(Exception):
@@ -52,7 +56,7 @@ class ProcessRun:
         self._work = work
         self._leased = leased
         self._executor = executor
-        self._task = work.held.task
+        self._task = leased.task  # as the handler sees it
         self._lease_state: messages.LeaseState = _lease_state(work.held)
         self._stacks_shown = False
 
@@ -67,7 +71,10 @@ class ProcessRun:
     def begin(self) -> bool:
         """Have the executor run the handler. False: its payload is not JSON, and the run is settled."""
         try:
-            self._executor.send(messages.Run(number=self.number, task=self._task, state=self._lease_state))
+            run = messages.Run(
+                number=self.number, executions=self._leased.executions, task=self._leased.task, state=self._lease_state
+            )
+            self._executor.send(run)
         except (TypeError, ValueError) as error:  # the payload of a backend in memory may not be JSON
             self._work.end(self._leased, error)
             return False
@@ -83,11 +90,12 @@ class ProcessRun:
         return self._execute(self._kill_plan(ends_at), now)
 
     def _tell_changes(self, now: float) -> None:
+        """Send the executor what is new of the task and its lease, and note when the run was first told to stop."""
         held = self.held  # another lease, if the task was delivered again
         held.listener = self._executor.ring
         if self._stopped_at is None and held.stop is not None:
             self._stopped_at = now
-        task, state = held.task, _lease_state(held)
+        task, state = self._leased.task, _lease_state(held)
         if task is not self._task:
             self._executor.send(messages.LeaseChanged(run=self.number, task=task, state=state))
         elif state != self._lease_state:
@@ -124,20 +132,51 @@ class ProcessRun:
             found.append(KillPlan(self._stopped_at + grace - early, why.format(held.idle_timeout), outcome))
         return min(found, key=lambda plan: plan.at, default=None)
 
+    def report(self, progress: Raw) -> None:
+        """Record a checkpoint. The executor has no codec: one that does not fit once it is encoded is left out."""
+        connection = self._leased.connection
+        assert connection is not None  # noqa: S101 - it came with the held lease
+        try:
+            coded = encoding.progress(progress, at_most=connection.max_progress, coding=connection.coding)
+        except Exception as error:  # noqa: BLE001 - the handler goes on, and so must its process
+            logger.warning("a checkpoint of task %s is not reported: %s", self.task_id, error)
+        else:
+            self.held.report(coded)
+
     def give_back(self) -> None:
         """Release a task whose handler was not started."""
         self._work.settle(self._leased, _settlement(self.held, "release"))
 
     def settle(self, ended: messages.Ended) -> None:
+        if ended.not_yet is not None:
+            message, after = ended.not_yet
+            self._work.end(self._leased, NotYet(message, after=after))
+            return
         error = _error_of(ended) if ended.raised else None
         why = ended.stopped or ("" if error is None else str(error))
-        settlement, task = ended.settlement, self._leased.task
-        if settlement is not None:  # the task may have been delivered again as the run ended
-            settlement = structs.replace(settlement, id=task.id, token=task.token)
+        settlement: Settlement | None = None
+        if ended.settlement is not None:
+            settlement = self._coded(ended.settlement)
         self._work.settle(self._leased, settlement, error, why=why)
 
+    def _coded(self, settlement: Settlement) -> Settlement:
+        """Return a settlement of the executor as it is sent; one that cannot be encoded is a failure."""
+        connection, task = self._leased.connection, self._leased.task
+        assert connection is not None  # noqa: S101 - it came with the held lease
+        try:
+            settlement = encoding.from_executor(settlement, connection.coding)
+        except Exception as error:  # noqa: BLE001 - of a codec; the run must be settled all the same
+            described = encoding.described(error)
+            settlement = Settlement(id=task.id, token=task.token, outcome="retry", error=described)
+        # The task may have been delivered again as the run ended; a checkpoint was encoded when it came.
+        return structs.replace(settlement, id=task.id, token=task.token, progress=self.held.progress)
+
     def settle_crash(self, how: str, culprit: "ProcessRun | None") -> None:
-        """Settle a run whose executor has died, which was killed for the run `culprit`, or by another cause."""
+        """Settle a run whose executor has died: as planned if it was killed for this run, else as a crash.
+
+        `culprit` is the run for which the executor was killed, this one or another; None: it died by itself, and `how`
+        says how.
+        """
         held, plan = self.held, self.executed
         if plan is not None:
             why = f"its executor was killed: {plan.why}"

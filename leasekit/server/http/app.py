@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import gc
+import importlib
 import ipaddress
 import logging
 import os
@@ -15,33 +16,42 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Collection, Generator, Sequence
+from dataclasses import dataclass
 from http import HTTPMethod
 from types import FrameType
+from typing import Literal
 
 import msgspec
 import uvicorn
 import uvloop
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import BaseRoute, Match, Mount, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leasekit._log import LogThread, write
 from leasekit.errors import ConfigError, StoreLocked
+from leasekit.queues import TaskQueues
+from leasekit.registry import open_queues
 from leasekit.server.engine import Engine
+from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.echo import echo_request_header
 from leasekit.server.http.metrics import Metrics
+from leasekit.server.http.needs import ANY_TOKEN
 from leasekit.server.http.openapi import document
 from leasekit.server.http.operations import JSON, Operation
 from leasekit.server.http.problems import problem_of
 from leasekit.server.http.protocol import BoundedProtocol
+from leasekit.server.http.reach import Reach, TlsFiles, is_loopback
 from leasekit.server.http.request import ApiRequest, BodyTimeouts, Parts
 from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
+from leasekit.server.http.tls import Certificates
 from leasekit.server.local_socket import beside, store_path
 from leasekit.server.log_limit import LogLimit
+from leasekit.server.node_roles import ALL_ROLES, Role, listed, role_of
 from leasekit.server.store import SharedStore, Store
 from leasekit.server.store.sqlite.lock import reserved
 from leasekit.server.store.urls import open_store
@@ -54,24 +64,68 @@ STOP_TIMEOUT = 40  # for requests under way; longer than an answer may take
 HAND_OVER_TIMEOUT = 3  # the same for processes of this machine: until the end nobody else can serve the store
 YIELD_TIMEOUT = 15.0  # for a process that has the store open, and leaves it to a server
 YIELD_PAUSE = 0.05
+CONSOLE = "/console"
+"""The path of the web console."""
+
+ConsoleMode = Literal["off", "read-only", "on"]
+LOCAL_REACH = Reach()
+_PROBES = frozenset({"/healthz", "/readyz"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Security:
+    """The protection of a server that other machines can reach."""
+
+    tls: TlsFiles | None = None
+    require_tokens: bool = False
+    server_names: Sequence[str] = ()
+    behind_proxy: Sequence[str] = ()
+
+    def reach(self, *, is_open: bool) -> Reach:
+        """Return how the server is reached. Raises `ConfigError` if that would be unprotected."""
+        return Reach.of(
+            is_open=is_open,
+            has_tls=self.tls is not None,
+            needs_tokens=self.require_tokens,
+            names=self.server_names,
+            proxies=self.behind_proxy,
+        )
+
+
+NO_SECURITY = Security()
 
 
 class Api(Router):
     """The ASGI application over an open engine. A request body must arrive within `body_timeout` seconds.
 
-    Unless `any_host`, the `Host` header must name this machine: this refuses web pages of other hosts whose names
-    resolve to 127.0.0.1.
+    `reach` says who can reach the server, and what requests need therefore.
     """
 
-    def __init__(self, engine: Engine, *, body_timeout: float = BODY_TIMEOUT, any_host: bool = False) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        body_timeout: float = BODY_TIMEOUT,
+        reach: Reach = LOCAL_REACH,
+        console: ConsoleMode = "off",
+    ) -> None:
         sending = Sending()
         engine.check_room = sending.check_room
-        self.parts = Parts(engine, DisconnectWatch(), Metrics(engine), sending, BodyTimeouts(body_timeout))
-        self.any_host = any_host
+        metrics = Metrics(engine)
+        self.parts = Parts(
+            *(engine, DisconnectWatch(), DisconnectWatch(), metrics, sending),
+            bodies=BodyTimeouts(body_timeout),
+            auth=Authenticator(engine, is_required=reach.needs_tokens, peer=reach.peer, count=metrics.refuse),
+        )
+        self.reach = reach
         self.store_header = STORE_HEADER.encode(), engine.store_id.encode()
         operations = [*OPERATIONS, _OPENAPI]
         paths = dict.fromkeys(operation.path for operation in operations)
-        routes = [_Route(self, path, [each for each in operations if each.path == path]) for path in paths]
+        routes: list[BaseRoute] = [
+            _Route(self, path, [each for each in operations if each.path == path]) for path in paths
+        ]
+        if console != "off":
+            routes.append(_ConsoleRoute(self, console))
         super().__init__(routes, redirect_slashes=False, default=_Resource(self, None, {}))
 
 
@@ -87,6 +141,45 @@ class _Route(Route):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
+
+
+class _ConsoleRoute(Mount):
+    """The route of the web console, which is loaded by its first request."""
+
+    def __init__(self, api: Api, mode: ConsoleMode) -> None:
+        super().__init__(CONSOLE, self._serve)
+        self._api, self._mode = api, mode
+        self._console: ASGIApp | None = None
+        self.methods = {"GET", "HEAD", "POST"}
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] == "http" and scope["path"] == CONSOLE:
+            return Match.FULL, {"root_path": scope.get("root_path", "") + CONSOLE, "endpoint": self.app}
+        return super().matches(scope)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_count(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._api.parts.metrics.count(CONSOLE, scope["method"], message["status"])
+            await send(message)
+
+        request = ApiRequest(scope, receive, self._api.parts)
+        try:
+            self._api.reach.check(request)
+            console = self._console or await self._load()
+        except HTTPException as error:
+            await problem_of(request, error)(scope, receive, send_and_count)
+        else:
+            await console(scope, receive, send_and_count)
+
+    async def _load(self) -> ASGIApp:
+        # In a thread, because the import takes longer than a heartbeat may wait.
+        site = await asyncio.to_thread(importlib.import_module, "leasekit.server.console.site")
+        console: ASGIApp = self._console or site.Console(
+            self._api.parts.engine, mode=self._mode, auth=self._api.parts.auth
+        )
+        self._console = console
+        return console
 
 
 class _Resource:
@@ -113,33 +206,28 @@ class _Resource:
         await response(scope, receive, send_and_count)
 
     async def _answer(self, request: ApiRequest) -> Response:
-        _check_host(request, any_host=self._api.any_host)
+        self._api.reach.check(request, is_probe=self._path in _PROBES)
         if self._path is None:
             raise HTTPException(404, "there is no such route")
+        _check_role(self._path, self._api.parts.engine.roles)
         allow = {"allow": ", ".join(sorted([*self._of_method, "OPTIONS"]))}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=allow)
         operation = self._of_method.get(request.method)  # type: ignore[call-overload]  # HTTPMethod is a str
         if operation is None:
             raise HTTPException(405, "this route does not accept this method: use one of the `allow` header", allow)
+        if not operation.needs.is_open:
+            await request.authenticate()
+            operation.needs.check_scope(request.access)
         answer = await operation(request)
         return answer if isinstance(answer, Response) else Response(msgspec.json.encode(answer), media_type=JSON)
 
 
-def _check_host(request: ApiRequest, *, any_host: bool) -> None:
-    """Refuse requests of web pages: of another origin, or of a host whose name resolves to this machine."""
-    hosts = request.headers.getlist("host") or [""]
-    if len(hosts) > 1:
-        raise HTTPException(400, "the request has more than one Host header")
-    if not any_host and not _is_loopback(_without_port(hosts[0])):
-        raise HTTPException(403, "the Host header must name this machine, such as localhost")
-    if any(origin.partition("://")[2] != hosts[0] for origin in request.headers.getlist("origin")):
-        raise HTTPException(403, "the request comes from a web page of another origin")
-
-
-def _without_port(host: str) -> str:
-    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-    return name.strip("[]")
+def _check_role(path: str, roles: Collection[Role]) -> None:
+    """Refuse requests that are for a server of another role."""
+    needed = role_of(path)
+    if needed is not None and needed not in roles:
+        raise HTTPException(421, f"this server has the role {listed(roles)}: send this request to a server of {needed}")
 
 
 async def _openapi(request: ApiRequest) -> Response:
@@ -151,18 +239,20 @@ def _document() -> bytes:
     return document(OPERATIONS)
 
 
-_OPENAPI = Operation(HTTPMethod.GET, "/openapi.json", _openapi, None, None, dict, JSON, {})
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+_OPENAPI = Operation(HTTPMethod.GET, "/openapi.json", _openapi, None, None, dict, JSON, {}, ANY_TOKEN)
 
 
 def serve(
-    host: str, port: int, store_url: str, *, insecure: bool = False, migrate: bool = False, check: float | None = None
+    host: str,
+    port: int,
+    store_url: str,
+    *,
+    security: Security = NO_SECURITY,
+    migrate: bool = False,
+    check: float | None = None,
+    queue: str | None = None,
+    console: ConsoleMode = "on",
+    roles: frozenset[Role] = ALL_ROLES,
 ) -> None:
     """Serve until SIGTERM or SIGINT; print the address when the server is ready. Port 0 takes a free port.
 
@@ -171,17 +261,44 @@ def serve(
     """
     logging.getLogger("uvicorn.error").addFilter(LogLimit())  # of this process of our own
     with LogThread(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        queues = None if queue is None else open_queues(queue)
         store = open_store(store_url, check=check)
+        _check_roles(roles, store, queues)
         if migrate and isinstance(store, SharedStore):
             store.migrate()
-        runner.run(_serve(host, port, store, insecure=insecure))
+        runner.run(_serve(host, port, store, security=security, queues=queues, console=console, roles=roles))
 
 
-async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
+def _check_roles(roles: frozenset[Role], store: Store, queues: TaskQueues | None) -> None:
+    """Raise `ConfigError` if a server of this store cannot have these roles alone."""
+    if roles != ALL_ROLES and not isinstance(store, SharedStore):
+        raise ConfigError(
+            f"a server of this store has all roles ({listed(ALL_ROLES)}), as it is the only one: leave --role out, or "
+            "take a PostgreSQL database, which several servers share"
+        )
+    if queues is not None and Role.CONSUMER not in roles:
+        raise ConfigError("tasks are moved to queues by the consumer: leave --queue out, or add consumer to --role")
+
+
+async def _serve(
+    host: str,
+    port: int,
+    store: Store,
+    *,
+    security: Security,
+    queues: TaskQueues | None,
+    console: ConsoleMode,
+    roles: frozenset[Role],
+) -> None:
     # The address first: if it is taken, no new store is left behind.
-    with _bind(host, port, insecure=insecure) as listener:
-        async with _engine(store, _address(listener)) as engine:
-            server = Server(Api(engine, any_host=insecure))
+    certificates = None if security.tls is None else Certificates(security.tls)
+    listener, reach = _bind(host, port, security)
+    with listener:
+        async with _engine(store, _address(listener, has_tls=certificates is not None), queues, roles) as engine:
+            api = Api(engine, reach=reach, console=console if Role.FRONTEND in roles else "off")
+            server = Server(api, certificates=certificates)
+            if reach.needs_tokens and not engine.tokens.has_any:
+                write(functools.partial(print, _NO_TOKENS, file=sys.stderr, flush=True))
             if store.is_new and store.url is not None:
                 path = store.url.removeprefix("sqlite:///")
                 write(
@@ -199,12 +316,20 @@ async def _serve(host: str, port: int, store: Store, *, insecure: bool) -> None:
 
             # The objects that exist by now stay: each garbage collection of them would stop the process for 0.1 s.
             gc.freeze()
-            async with beside(store, listen):
+            async with beside(store, listen), server.following():
                 await server.serve(sockets=sockets)
 
 
+_NO_TOKENS = (
+    "leasekit serve: the store has no access token yet, and no request is taken without one: "
+    "make the first with `leasekit token create NAME --scope … --store URL`"
+)
+
+
 @contextlib.asynccontextmanager
-async def _engine(store: Store, address: str) -> AsyncGenerator[Engine]:
+async def _engine(
+    store: Store, address: str, queues: TaskQueues | None = None, roles: frozenset[Role] = ALL_ROLES
+) -> AsyncGenerator[Engine]:
     """Run an engine that is served at `address`.
 
     A process that is no server, and has the store open, leaves the store to this one.
@@ -212,11 +337,13 @@ async def _engine(store: Store, address: str) -> AsyncGenerator[Engine]:
     path, time = store_path(store), asyncio.get_running_loop().time
     until = time() + YIELD_TIMEOUT
     async with contextlib.AsyncExitStack() as opened:
+        if queues is not None:
+            opened.push_async_callback(queues.aclose)
         is_reserved = path is not None and opened.enter_context(reserved(path))
         engine: Engine | None = None
         while engine is None:
             try:
-                engine = await opened.enter_async_context(Engine(store, address=address))
+                engine = await opened.enter_async_context(Engine(store, address=address, queues=queues, roles=roles))
             except StoreLocked:
                 if not is_reserved or time() >= until:
                     raise
@@ -226,7 +353,7 @@ async def _engine(store: Store, address: str) -> AsyncGenerator[Engine]:
 
 async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Event) -> None:
     """Serve an engine of this process at a socket until `stop` is set; signals are left to the process."""
-    server = _InnerServer(Api(engine), stop_timeout=HAND_OVER_TIMEOUT)
+    server = InnerServer(Api(engine, console="on"), stop_timeout=HAND_OVER_TIMEOUT)
     serving, stopping = asyncio.create_task(server.serve(sockets=[listener])), asyncio.create_task(stop.wait())
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -234,16 +361,17 @@ async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Ev
     await serving
 
 
-def _bind(host: str, port: int, *, insecure: bool) -> socket.socket:
+def bound_to_loopback(port: int) -> socket.socket:
+    """Return a socket at a port of this machine. Raises `ConfigError`."""
+    return _bind("127.0.0.1", port, NO_SECURITY)[0]
+
+
+def _bind(host: str, port: int, security: Security) -> tuple[socket.socket, Reach]:
     """Return a socket with this address that does not listen yet: connections are refused until the store is open."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         # The resolved address is bound, not the name: a name could resolve to another address the second time.
-        if not insecure and not _is_loopback(str(address[0])):
-            raise ConfigError(
-                f"{host} is open to other machines, and the server has neither authentication nor TLS yet: "
-                "use 127.0.0.1, or add --insecure if you trust every machine of the network"
-            )
+        reach = security.reach(is_open=not is_loopback(str(address[0])))
         listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -253,7 +381,7 @@ def _bind(host: str, port: int, *, insecure: bool) -> socket.socket:
         except BaseException:
             listener.close()
             raise
-        return listener
+        return listener, reach
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # socket adds "(while attempting to bind on …)"
         advice = "choose another --host or --port"
@@ -265,7 +393,9 @@ def _bind(host: str, port: int, *, insecure: bool) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn's server, which prints its addresses; its stop answers waiting claims and ends event streams."""
 
-    def __init__(self, app: Api, *, stop_timeout: int = STOP_TIMEOUT) -> None:
+    _prints_address = True
+
+    def __init__(self, app: Api, *, stop_timeout: int = STOP_TIMEOUT, certificates: Certificates | None = None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -281,20 +411,66 @@ class Server(uvicorn.Server):
             )
         )
         self._parts = app.parts
+        self._certificates = certificates
+        self._with_tls: list[socket.socket] = []  # what is served with TLS, for the next certificate
+        self._tls_servers: list[asyncio.Server] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve these sockets, also if others are served already."""
-        servers = self.servers if self.started else []
-        await super().startup(sockets)
-        self.servers += servers
-        for listener in sockets or []:
-            if listener.family == socket.AF_UNIX:
-                continue
-            line = f"leasekit is listening on http://{_authority(listener)}\n"
+        """Serve these sockets, also if others are served already; those of this machine without TLS."""
+        servers = list(self.servers) if self.started else []
+        local = [listener for listener in sockets or [] if listener.family == socket.AF_UNIX]
+        open_to_others = [listener for listener in sockets or [] if listener.family != socket.AF_UNIX]
+        if local or not open_to_others:
+            await super().startup(local)
+            servers += self.servers
+        if open_to_others:
+            servers += await self._start_for_others(open_to_others)
+        self.servers = servers
+        for listener in open_to_others if self._prints_address else ():
+            scheme = "http" if self._certificates is None else "https"
+            line = f"leasekit is listening on {scheme}://{_authority(listener)}\n"
             # By a thread of its own: what nobody reads holds up neither the server nor its log.
             threading.Thread(target=_say, args=(line,), name="leasekit-address", daemon=True).start()
 
+    async def _start_for_others(self, listeners: list[socket.socket]) -> list[asyncio.Server]:
+        if self._certificates is not None:
+            self._with_tls += [listener.dup() for listener in listeners]
+            self.config.ssl = self._certificates.context
+        try:
+            await super().startup(listeners)
+        finally:
+            self.config.ssl = None
+        if self._certificates is not None:
+            self._tls_servers = list(self.servers)
+        return list(self.servers)
+
+    @contextlib.asynccontextmanager
+    async def following(self) -> AsyncGenerator[None]:
+        """Read the certificate again when its files change, until the block ends."""
+        if self._certificates is None:
+            yield
+            return
+        following = asyncio.create_task(self._certificates.follow(self._renew), name="leasekit-certificates")
+        try:
+            yield
+        finally:
+            following.cancel()
+            for listener in self._with_tls:
+                listener.close()
+
+    async def _renew(self) -> None:
+        """Serve new connections with the new certificate; those that wait in the socket's queue get it too."""
+        if not self.started or self.should_exit:
+            return
+        former, others = self._tls_servers, [each for each in self.servers if each not in self._tls_servers]
+        with_tls, self._with_tls = self._with_tls, []
+        self.servers = others + await self._start_for_others(with_tls)
+        for server in former:
+            server.close()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._with_tls:
+            listener.close()
         self._parts.bodies.shorten(BODY_TIMEOUT_AT_STOP)
         self._parts.engine.end_waits()
         self._parts.engine.feed.close()
@@ -306,8 +482,10 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-class _InnerServer(Server):
+class InnerServer(Server):
     """A server within a process that is not its own: it handles no signals, and forks keep none of its connections."""
+
+    _prints_address = False
 
     def __init__(self, app: Api, *, stop_timeout: int = STOP_TIMEOUT) -> None:
         super().__init__(app, stop_timeout=stop_timeout)
@@ -324,11 +502,11 @@ def _say(line: str) -> None:
         os.write(sys.stdout.fileno(), line.encode())
 
 
-def _address(listener: socket.socket) -> str:
+def _address(listener: socket.socket, *, has_tls: bool = False) -> str:
     """Return where other machines may find this server: a socket that is open to all addresses has no own one."""
     host, port = listener.getsockname()[:2]
-    is_any = ipaddress.ip_address(host).is_unspecified
-    return f"http://{socket.gethostname()}:{port}" if is_any else f"http://{_authority(listener)}"
+    is_any, scheme = ipaddress.ip_address(host).is_unspecified, "https" if has_tls else "http"
+    return f"{scheme}://{socket.gethostname()}:{port}" if is_any else f"{scheme}://{_authority(listener)}"
 
 
 def _authority(listener: socket.socket) -> str:
@@ -336,7 +514,7 @@ def _authority(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
 
 
-_inner_servers: weakref.WeakSet[_InnerServer] = weakref.WeakSet()
+_inner_servers: weakref.WeakSet[InnerServer] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:

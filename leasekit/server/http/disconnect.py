@@ -1,16 +1,16 @@
-"""Long polls over HTTP: give up a waiting claim when its client has closed the connection."""
+"""Long polls over HTTP: give up what waits when its client has closed the connection."""
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from leasekit.task import Claimed
+_T = TypeVar("_T")
 
 
 class DisconnectWatch:
-    """The claims that wait; each ends when its client disconnects."""
+    """Requests that wait; each ends when its client disconnects."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -18,13 +18,13 @@ class DisconnectWatch:
     def __len__(self) -> int:
         return self._count
 
-    async def wait(self, claim: Coroutine[Any, Any, Claimed], receive: Receive) -> Claimed:
-        """Return the answer to the claim, or one without tasks if the client disconnects first.
+    async def wait(self, answer: Coroutine[Any, Any, _T], receive: Receive) -> _T | None:
+        """Return the answer to a request, or None if the client disconnects first.
 
         A claim that is granted tasks while it is given up keeps them: its client repeats the claim with the same
         `claim_id` and gets these tasks, or their leases expire.
         """
-        waiting = asyncio.create_task(claim)
+        waiting = asyncio.create_task(answer)
         watch = asyncio.create_task(_until_disconnect(receive))
         self._count += 1
         try:
@@ -36,7 +36,7 @@ class DisconnectWatch:
         try:
             return await waiting
         except asyncio.CancelledError:
-            return Claimed(tasks=[])
+            return None
 
 
 async def _until_disconnect(receive: Receive) -> None:

@@ -5,10 +5,12 @@ some time after; the events go into a ring of bounded size once the transaction 
 Rule 2: the only state of a reader is its place in the ring. A reader is dropped when the ring has overwritten its
 place; it reconnects with the id of the last event that it has, and gets a `missed` event.
 Rule 3: an event names the task, the worker, the change and its time; it has no contents of a task and no token.
-Rule 4: events of other nodes go into the ring as they arrive. Some may never arrive, and no `missed` says so.
+Rule 4: a reader that shows events to people takes a sample: of what happens in a moment, the latest events only.
+Rule 5: events of other nodes go into the ring as they arrive. Some may never arrive, and no `missed` says so.
 """
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -23,10 +25,26 @@ _READERS = 100
 _LINGER = 300.0  # seconds for which events are recorded after the last reader has left, in case it comes back
 _HEARTBEAT = 15.0  # seconds of silence after which a comment shows that the stream is alive
 _CHUNK = 200  # events that are sent at once, so that one reader does not block the event loop
+_MOMENT = 0.25  # seconds between two samples
+
+_Matches = Callable[[TaskEvent], bool]
 
 _encode = msgspec.json.Encoder().encode
 _COMMENT = b":\n\n"
 _HELLO = b"retry: 1000\n\n"  # milliseconds until a browser reconnects
+
+
+class Chain:
+    """The tasks of a chain, as a reader of their events knows them; later ones are added."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.ids = {root}
+
+    def has(self, event: TaskEvent) -> bool:
+        if event.root == self.root and event.id is not None:
+            self.ids.add(event.id)
+        return event.id in self.ids
 
 
 class Feed:
@@ -56,7 +74,7 @@ class Feed:
         self._first = 1  # the oldest number in the ring
         self._next = 1  # the number of the next event
         self._readers: set[asyncio.Event] = set()
-        self._closed = False
+        self._closed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -93,22 +111,42 @@ class Feed:
             self._first = self._next
 
     def close(self) -> None:
-        self._closed = True
+        """End all streams, also those that only wait for this."""
+        self._closed.set()
         for reader in self._readers:
             reader.set()
 
+    async def closes_within(self, seconds: float) -> bool:
+        """Wait, and return whether the feed was closed meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._closed.wait()
+        except TimeoutError:
+            return False
+
     def follow(
-        self, *, kind: str | None = None, task: str | None = None, after: str | None = None
+        self,
+        *,
+        kind: str | None = None,
+        task: str | None = None,
+        chain: Chain | None = None,
+        after: str | None = None,
+        most: int | None = None,
+        of: Callable[[str | None], bool] = lambda kind: True,
     ) -> AsyncGenerator[bytes]:
         """Stream the events from now on, or after the event with the id `after`, as `text/event-stream`.
 
-        `kind` and `task` are filters. Raises `Throttled` if there are too many readers already.
+        `kind`, `task` and `chain` are filters, and `of` says which kinds may be seen (None: what concerns no kind).
+        With `most`, the stream is a sample: of what happens in a quarter of a second, the latest `most` events, after
+        a `skipped` with the number of the others. Raises `Throttled` if there are too many readers already.
         """
         if len(self._readers) >= _READERS:
             raise Throttled(f"{_READERS} readers follow events already: close one, or try again later", retry_after=5.0)
         self.wanted_here = True
         self._quiet_since = self._now()  # this reader counts once its stream begins: nothing is forgotten until then
-        return self._stream(kind, task, self._next if after is None else self._place(after))
+        at = self._next if after is None else self._place(after)
+        matches = functools.partial(_matches, kind, task, chain, of)
+        return self._stream(matches, at) if most is None else self._sampled(matches, at, most)
 
     def _place(self, after: str) -> int:
         """Return the number after this id; 0 if the id is unknown, or events after it may have been lost."""
@@ -118,7 +156,7 @@ class Feed:
         at = int(number) + 1
         return at if self._first <= at <= self._next else 0
 
-    async def _stream(self, kind: str | None, task: str | None, at: int) -> AsyncGenerator[bytes]:
+    async def _stream(self, matches: _Matches, at: int) -> AsyncGenerator[bytes]:
         wake = asyncio.Event()
         self._readers.add(wake)
         try:
@@ -126,17 +164,39 @@ class Feed:
             if at == 0:
                 at = self._first
                 yield self._as_sse(at - 1, "missed", b"{}")
-            while not self._closed:
+            while not self._closed.is_set():
                 wake.clear()
                 if at < self._first:
                     self.dropped += 1
                     return
                 until = min(self._next, at + _CHUNK)
-                if chunk := self._chunk(range(at, until), kind, task):
+                if chunk := self._chunk(range(at, until), matches):
                     yield chunk
                 elif until == self._next and not await self._woken_in_time(wake):
                     yield _COMMENT
                 at = until
+        finally:
+            self._readers.discard(wake)
+            self._quiet_since = self._now()
+
+    async def _sampled(self, matches: _Matches, at: int, most: int) -> AsyncGenerator[bytes]:
+        wake = asyncio.Event()
+        self._readers.add(wake)
+        try:
+            yield _HELLO
+            if at == 0:
+                yield self._as_sse(self._next - 1, "missed", b"{}")
+            at = at or self._next
+            while not (await self.closes_within(_MOMENT) or self._closed.is_set()):
+                wake.clear()
+                begin, at = max(at, self._first), self._next
+                chosen = self._matching(range(begin, at), matches)
+                if left := len(chosen) - most if len(chosen) > most else 0:
+                    yield self._as_sse(chosen[left][0] - 1, "skipped", b'{"count":%d}' % left)
+                if chosen:
+                    yield b"".join(self._as_sse(number, event.event, _encode(event)) for number, event in chosen[left:])
+                elif not await self._woken_in_time(wake):
+                    yield _COMMENT
         finally:
             self._readers.discard(wake)
             self._quiet_since = self._now()
@@ -148,15 +208,24 @@ class Feed:
         except TimeoutError:
             return False
 
-    def _chunk(self, numbers: range, kind: str | None, task: str | None) -> bytes:
+    def _chunk(self, numbers: range, matches: _Matches) -> bytes:
+        chosen = self._matching(numbers, matches)
+        return b"".join(self._as_sse(number, event.event, _encode(event)) for number, event in chosen)
+
+    def _matching(self, numbers: range, matches: _Matches) -> list[tuple[int, TaskEvent]]:
         ring, size = self._ring, len(self._ring)
-        chunk: list[bytes] = []
-        for number in numbers:
-            event = ring[number % size]
-            if event is None or (kind is not None and event.kind != kind) or (task is not None and event.id != task):
-                continue
-            chunk.append(self._as_sse(number, event.event, _encode(event)))
-        return b"".join(chunk)
+        return [(number, event) for number in numbers if (event := ring[number % size]) is not None and matches(event)]
 
     def _as_sse(self, number: int, event: str, data: bytes) -> bytes:
         return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (self._name.encode(), number, event.encode(), data)
+
+
+def _matches(
+    kind: str | None, task: str | None, chain: Chain | None, of: Callable[[str | None], bool], event: TaskEvent
+) -> bool:
+    return (
+        (kind is None or event.kind == kind)
+        and (task is None or event.id == task)
+        and (chain is None or chain.has(event))
+        and of(event.kind)
+    )

@@ -17,11 +17,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from leasekit._lifecycle.states import WAITING
 from leasekit.errors import BackendError
 from leasekit.named import PREFIXES
+from leasekit.server.enqueuer import Enqueuer
 from leasekit.server.histogram import Histogram
-from leasekit.server.roles.backlog import Backlog
+from leasekit.server.roles.backlog import Backlog, count_waiting
 from leasekit.server.tally import OTHER
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ class Metrics:
         await self._engine.look()
         return await asyncio.to_thread(generate_latest, self._registry)
 
+    def refuse(self, reason: str) -> None:
+        """Count a request without a valid access token."""
+        self._requests.refuse(reason)
+
     def count(self, route: str | None, method: str, status: int) -> None:
         """Count an answer; `route` is None for unknown paths, which must not become labels: clients choose them."""
         self._requests.count(route or OTHER, method, status)
@@ -64,6 +68,10 @@ class _RequestCollector(Collector):
 
     def __init__(self) -> None:
         self._answered = Counter[tuple[str, str, int]]()
+        self._refused = Counter[str]({"missing": 0, "invalid": 0, "locked": 0})
+
+    def refuse(self, reason: str) -> None:
+        self._refused[reason] += 1
 
     def count(self, route: str, method: str, status: int) -> None:
         self._answered[route, method if method in _METHODS else OTHER, status] += 1
@@ -77,6 +85,14 @@ class _RequestCollector(Collector):
         for (route, method, status), count in list(self._answered.items()):
             requests.add_metric([route, method, str(status)], count)
         yield requests
+        refused = CounterMetricFamily(
+            "leasekit_access_tokens_refused",
+            "Requests without a valid access token, by reason; locked: from an address that had sent too many.",
+            labels=["reason"],
+        )
+        for reason, count in list(self._refused.items()):
+            refused.add_metric([reason], count)
+        yield refused
 
 
 class _KindLabels:
@@ -116,23 +132,28 @@ class _EngineCollector(Collector):
         self._tasks: dict[str, dict[str, int]] | None = None
         self._is_ready = False
         self._backlogs: dict[str, Backlog] = {}
+        self._unmet = Counter[str]()
         self._labels = _KindLabels()
 
     async def look(self) -> None:
         """Count the tasks, and probe the store; if it cannot be read, only the metrics of tasks are left out."""
         self._is_ready = await self._engine.ready() is None
         try:
-            stats: dict[str, dict[str, int]] = (await self._engine.stats()).kinds
+            found = await self._engine.stats()
+            stats: dict[str, dict[str, int]] = found.kinds
             labels = self._labels.choose(stats, self._clock())
-            waiting = {
-                kind: sum(counts.get(status, 0) for status in WAITING)
-                for kind, counts in stats.items()
+            waits = {
+                kind: count
+                for kind, count in count_waiting(stats).items()
                 if kind in labels and not kind.startswith(PREFIXES)  # a free name waits for nobody
             }
-            self._backlogs = await self._engine.backlogs(waiting)
+            self._backlogs = await self._engine.backlogs(waits)
         except BackendError:
             self._tasks, self._backlogs = None, {}
             return
+        self._unmet = Counter(dict.fromkeys(waits, 0))
+        for kind, requirements in found.unmet.items():
+            self._unmet[kind if kind in labels else OTHER] += len(requirements)
         tasks: dict[str, dict[str, int]] = {}
         for kind, counts in stats.items():
             into = tasks.setdefault(kind if kind in labels else OTHER, {})
@@ -151,7 +172,12 @@ class _EngineCollector(Collector):
             yield tasks
         is_up = self._is_ready and self._tasks is not None
         yield GaugeMetricFamily("leasekit_store_up", "1 while the store can be read and written.", is_up)
+        roles = GaugeMetricFamily("leasekit_role", "1 for each role of this server.", labels=["role"])
+        for role in sorted(engine.roles):
+            roles.add_metric([role], 1)
+        yield roles
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
+        yield GaugeMetricFamily("leasekit_ends_awaited", "Tasks for whose ends requests wait.", engine.ends_awaited)
         yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", engine.workers_heard)
         backlog = GaugeMetricFamily("leasekit_commit_backlog", "Items that wait to be written.", labels=["class"])
         for rank, waiting in engine.commit.backlog.items():
@@ -165,9 +191,21 @@ class _EngineCollector(Collector):
         for gate in engine.gates_here:
             gates.add_metric([gate.kind or "", gate.collection or "", gate.mode], 1)
         yield gates
+        if engine.enqueuer is not None:
+            yield from self._queued(engine.enqueuer)
         yield from self._waiting()
         yield from self._happened()
         yield from self._stored()
+
+    def _queued(self, enqueuer: Enqueuer) -> Iterable[Metric]:
+        labels = ["kind", "priority"]
+        depth = GaugeMetricFamily("leasekit_queue_depth", "Messages of a queue when it was last asked.", labels=labels)
+        for name, messages in enqueuer.depths.items():
+            if name.kind in self._backlogs:
+                depth.add_metric([name.kind, str(name.priority)], messages)
+        yield depth
+        failing = len(enqueuer.failing)
+        yield GaugeMetricFamily("leasekit_queues_failing", "Queues that take no messages at present.", failing)
 
     def _waiting(self) -> Iterable[Metric]:
         age = GaugeMetricFamily(
@@ -180,6 +218,14 @@ class _EngineCollector(Collector):
             for metric, value in zip((age, due, later, keys), backlog, strict=True):
                 metric.add_metric([kind], value)
         yield from (age, due, later, keys)
+        unmet = GaugeMetricFamily(
+            "leasekit_requirements_unmet",
+            "Sets of labels (none is one too) that due tasks require and no worker known has.",
+            labels=["kind"],
+        )
+        for kind, count in self._unmet.items() if self._tasks is not None else ():
+            unmet.add_metric([kind], count)
+        yield unmet
 
     def _happened(self) -> Iterable[Metric]:
         kinds = list(self._engine.commit.tally.kinds.items())
@@ -223,12 +269,18 @@ class _EngineCollector(Collector):
 
 _EVENTS = {  # event → metric, description, and the label that says more
     "scheduled": ("leasekit_tasks_scheduled", "Tasks that were scheduled.", None),
+    "enqueued": ("leasekit_tasks_enqueued", "Tasks that were moved to queues.", None),
+    "unsent": ("leasekit_queue_failures", "Messages that a queue has not taken: their tasks are put back.", None),
     "settled": ("leasekit_settlements", "Runs that their holders, or supervisors, have ended, by outcome.", "outcome"),
     "expired": ("leasekit_leases_expired", "Leases that have expired.", None),
     "dead": ("leasekit_tasks_died", "Tasks that have failed or crashed too often.", None),
     "dropped": ("leasekit_tasks_dropped", "Due tasks that ended because their kind or collection is closed.", None),
+    "late": ("leasekit_start_deadlines_missed", "Tasks that were dropped: they had not begun in time.", None),
     "redriven": ("leasekit_redrives", "Tasks that were given a new life.", None),
+    "rescheduled": ("leasekit_reschedules", "Waiting tasks that were given another due time or priority.", None),
+    "replaced": ("leasekit_tasks_replaced", "Waiting tasks whose payload and due time were replaced (debounce).", None),
     "limited": ("leasekit_limited", "Times that due tasks were left because their kind was at a limit.", "limit"),
+    "firing": ("leasekit_firings", "Firings of periodic tasks, by what became of them.", "outcome"),
     "removed": ("leasekit_tasks_removed", "Tasks that were deleted, by a purge or by retention.", "by"),
 }
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 from leasekit._lifecycle.validation import ENDS
 from leasekit.server.http.operations import JSON, Operation, header_of
 from leasekit.server.http.problems import MEDIA_TYPE
-from leasekit.task import Status
+from leasekit.task import Status, TaskSelection
 from leasekit.wire import Problem
 
 _REF = "#/components/schemas/{name}"
@@ -38,9 +38,29 @@ EXAMPLES: dict[str, Any] = {
     },
     "CancelRequest": {"ids": ["report-7"]},
     "ChainRequest": {"id": "report-7"},
-    "KindRequest": {"max_attempts": 3, "retry": {"policy": "polynomial"}, "retention": 604800, "concurrency": 4},
+    "KindRequest": {
+        "max_attempts": 3,
+        "retry": {"policy": "polynomial"},
+        "retention": 604800,
+        "concurrency": 4,
+        "key_concurrency": 1,
+    },
     "GateRequest": {"mode": "pause", "duration": 3600, "reason": "the printer is on fire"},
     "PurgeRequest": {"kind": "report", "status": "success", "older_than": 604800},
+    "PeriodicTaskItem": {"kind": "report", "cron": "0 7 * * MON-FRI", "tz": "Europe/Berlin", "payload": {"to": "all"}},
+    "PauseRequest": {"is_paused": True},
+    "TokenRequest": {
+        "id": "0197f3a2-5d10-7c3e-9b1a-2f4e6d8c0b1a",
+        "name": "workers",
+        "digest": "7d865e959b2466918c9863afca942d0fb89d7c9ac0c99bafc3749504ded97730",
+        "scopes": ["work"],
+        "kinds": ["report", "mail.*"],
+    },
+    "RotateRequest": {
+        "digest": "baa5a0964d3320fbc0c6a922140453c8513ea24ab8fd0577034804a967248096",
+        "overlap": 3600,
+    },
+    "TriggerRequest": {},
     "VacuumRequest": {},
     "RedriveRequest": {"kind": "report", "status": "dead", "limit": 200, "dry_run": True},
 }
@@ -49,15 +69,70 @@ EXAMPLES: dict[str, Any] = {
 _THEN = [{"properties": {"outcome": {"enum": sorted(ENDS)}}}, {"properties": {"then": {"maxItems": 0}}}]
 """The outcomes that may have successors; `validation` checks this rule, which the types cannot express."""
 
-_FILTERS = ("kind", "status", "collection")
+_FILTERS = TaskSelection.__struct_fields__
+_NO_FILTERS: dict[str, Any] = {name: {"type": "null"} for name in _FILTERS}
+_NO_IDS = {"properties": {"ids": {"maxItems": 0}}}
 _SELECTIONS = [
-    {"required": ["ids"], "properties": {"ids": {"minItems": 1}} | {name: {"type": "null"} for name in _FILTERS}},
+    {"required": ["ids"], "properties": {"ids": {"minItems": 1}} | _NO_FILTERS},
     {
-        "properties": {"ids": {"maxItems": 0}},
-        "anyOf": [{"required": [name], "properties": {name: {"type": "string"}}} for name in _FILTERS],
+        **_NO_IDS,
+        "anyOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in _FILTERS],
     },
 ]
-"""How a redrive says which tasks it is for; `RedriveRequest` checks this rule."""
+"""How a redrive says which tasks it is for; `RedriveRequest` checks this rule. A purge need not say anything."""
+
+
+_RULES = [
+    {"required": ["cron"], "properties": {"cron": {"type": "string"}, "every": {"type": "null"}}},
+    {
+        "required": ["every"],
+        "properties": {"every": {"type": "integer"}, "cron": {"type": "null"}, "tz": {"type": "null"}},
+    },
+]
+"""How a periodic task says when it fires; `PeriodicTask` checks this rule."""
+
+
+_NULL = {"type": "null"}
+_AT_OR_DELAY = {"anyOf": [{"properties": {name: _NULL}} for name in ("at", "delay")]}
+"""Not both; the constructors of the messages check this rule."""
+
+_CHANGES = {
+    "anyOf": [{"required": [name], "properties": {name: {"not": _NULL}}} for name in ("at", "delay", "priority")]
+}
+"""What a reschedule changes; `RescheduleRequest` checks this rule."""
+
+_DEDUPE_KEPT = {"properties": {"dedupe_scope": {"const": "kept"}}}
+_NO_DEBOUNCE = {"properties": {"debounce": _NULL}}
+_DEDUPE = {
+    "anyOf": [
+        {"allOf": [_NO_DEBOUNCE, _DEDUPE_KEPT]},
+        {
+            "required": ["dedupe_key"],
+            "properties": {"dedupe_key": {"type": "string"}},
+            "anyOf": [_NO_DEBOUNCE, {"allOf": [_DEDUPE_KEPT, {"properties": {"after": {"maxItems": 0}}}]}],
+        },
+    ]
+}
+"""How a dedupe key counts; `NewTask` checks this rule."""
+
+_LIVE_STATUS = {"enum": [str(it) for it in Status if not it.ended]}
+_BULK = [
+    _SELECTIONS[1]["anyOf"],
+    [
+        {"required": ["dry_run"], "properties": {"dry_run": {"const": True}}},
+        {"required": ["token"], "properties": {"token": {"type": "string"}}},
+    ],
+]
+"""What a bulk act selects, and that it follows a dry run; `CancelMatchingRequest` checks this rule."""
+
+
+_ACCESS_TOKEN = {
+    "type": "http",
+    "scheme": "bearer",
+    "bearerFormat": "lk_ and 49 characters of 0-9, A-Z and a-z",
+    "description": "An access token. Servers of this machine need none as long as their store never had one. `x-needs` "
+    "of an operation says which scope the token must have, and where the kinds are found that it must be for.",
+}
 
 
 def document(operations: Sequence[Operation]) -> bytes:
@@ -80,7 +155,7 @@ def document(operations: Sequence[Operation]) -> bytes:
             "A request may have a `Leasekit-Request` header: its answer has the same.",
         },
         "paths": paths,
-        "components": {"schemas": _with_examples(schemas)},
+        "components": {"schemas": _with_examples(schemas), "securitySchemes": {"accessToken": _ACCESS_TOKEN}},
     }
     return msgspec.json.encode(described).replace(rb"\\Z", b"$")  # JSON Schema has no `\Z`
 
@@ -100,6 +175,8 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "operationId": operation.run.__name__,
         "description": re.sub(r"\n +", "\n", operation.run.__doc__ or "").strip(),
         "responses": responses,
+        "security": [] if operation.needs.is_open else [{"accessToken": []}, {}],
+        "x-needs": str(operation.needs),
     }
     if operation.params is not None:
         described["parameters"] = _parameters(operation, schemas[operation.params.__name__])
@@ -132,11 +209,18 @@ _CURSORS = {"RedriveRequest": r"^[0-9]{1,18}\Z", "PurgeRequest": r"^[0-9]{1,12}(
 def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         schemas[name]["examples"] = [example]
-    schemas["NewTaskItem"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("at", "delay")]  # not both
+    schemas["NewTaskItem"]["allOf"] = [_AT_OR_DELAY, _DEDUPE]
+    schemas["RescheduleRequest"]["allOf"] = [_AT_OR_DELAY, _CHANGES]
+    schemas["CancelMatchingRequest"]["allOf"] = [{"anyOf": rule} for rule in _BULK]
+    schemas["RescheduleMatchingRequest"]["allOf"] = [*({"anyOf": rule} for rule in _BULK), _AT_OR_DELAY, _CHANGES]
+    for name in ("CancelMatchingRequest", "RescheduleMatchingRequest"):
+        schemas[name]["properties"]["status"]["anyOf"][0] = _LIVE_STATUS
     schemas["GateRequest"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("until", "duration")]
+    schemas["PeriodicTaskItem"]["oneOf"] = _RULES
     schemas["SettlementItem"]["anyOf"] = _THEN
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
-    schemas["KindRequest"]["dependentRequired"] = {"burst": ["rate"]}
+    schemas["PurgeRequest"]["anyOf"] = [_NO_IDS, {"properties": _NO_FILTERS}]
+    schemas["KindRequest"]["dependentRequired"] = {"burst": ["rate"], "key_burst": ["key_rate"]}
     for name, pattern in _CURSORS.items():
         schemas[name]["properties"]["cursor"]["anyOf"][0]["pattern"] = pattern
     schemas["PurgeRequest"]["properties"]["status"]["anyOf"][0] = {"enum": [str(it) for it in Status if it.ended]}

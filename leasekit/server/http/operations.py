@@ -4,6 +4,7 @@ The types of an operation are those of its function: `body` and `params` are the
 parameters, the function's result is the class of the answer, and its docstring is the description.
 """
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPMethod
@@ -15,6 +16,7 @@ from msgspec import Meta, Struct
 
 from leasekit._lifecycle.validation import refusal
 from leasekit.errors import Refused
+from leasekit.server.http.needs import Needs, check
 from leasekit.server.http.request import ApiRequest
 
 JSON = "application/json"
@@ -35,6 +37,8 @@ class Operation:
     media_type: str
     refusals: Mapping[int, str]
     """The reason of each refusal, by status."""
+    needs: Needs
+    """What its caller must be allowed to do."""
 
     async def __call__(self, request: ApiRequest) -> Any:
         given: dict[str, Any] = {}
@@ -42,42 +46,61 @@ class Operation:
             given["params"] = _parameters(request, self.params)
         if self.body is not None:
             given["body"] = await request.decode(self.body)
+        await check(self.needs, request.access, request.parts.engine, given)
         return await self.run(request, **given)
 
 
-def get(path: str, refusals: Mapping[int, str], *, media_type: str = JSON) -> Callable[[_Run], Operation]:
-    return lambda run: _operation(HTTPMethod.GET, path, run, media_type, refusals)
+def get(
+    path: str, needs: Needs, refusals: Mapping[int, str], *, media_type: str = JSON, answer: type[Struct] | None = None
+) -> Callable[[_Run], Operation]:
+    return lambda run: _operation(HTTPMethod.GET, path, run, needs, media_type, refusals, answer)
 
 
-def post(path: str, refusals: Mapping[int, str], *, answer: type[Struct] | None = None) -> Callable[[_Run], Operation]:
-    return lambda run: _operation(HTTPMethod.POST, path, run, JSON, refusals, answer)
+def post(
+    path: str, needs: Needs, refusals: Mapping[int, str], *, answer: type[Struct] | None = None
+) -> Callable[[_Run], Operation]:
+    return lambda run: _operation(HTTPMethod.POST, path, run, needs, JSON, refusals, answer)
 
 
-def put(path: str, refusals: Mapping[int, str]) -> Callable[[_Run], Operation]:
-    return lambda run: _operation(HTTPMethod.PUT, path, run, JSON, refusals)
+def put(path: str, needs: Needs, refusals: Mapping[int, str]) -> Callable[[_Run], Operation]:
+    return lambda run: _operation(HTTPMethod.PUT, path, run, needs, JSON, refusals)
 
 
-def delete(path: str, refusals: Mapping[int, str]) -> Callable[[_Run], Operation]:
-    return lambda run: _operation(HTTPMethod.DELETE, path, run, JSON, refusals)
+def patch(path: str, needs: Needs, refusals: Mapping[int, str]) -> Callable[[_Run], Operation]:
+    return lambda run: _operation(HTTPMethod.PATCH, path, run, needs, JSON, refusals)
+
+
+def delete(path: str, needs: Needs, refusals: Mapping[int, str]) -> Callable[[_Run], Operation]:
+    return lambda run: _operation(HTTPMethod.DELETE, path, run, needs, JSON, refusals)
 
 
 def _operation(
     method: HTTPMethod,
     path: str,
     run: _Run,
+    needs: Needs,
     media_type: str,
     refusals: Mapping[int, str],
     answer: type[Struct] | None = None,
 ) -> Operation:
     types = get_type_hints(run)
     params, body = types.get("params"), types.get("body")
-    return Operation(method, path, run, params, body, answer or types["return"], media_type, refusals)
+    return Operation(method, path, run, params, body, answer or types["return"], media_type, refusals, needs)
 
 
 def _parameters(request: ApiRequest, type_: type[Struct]) -> Struct:
-    """Read the parameters from path, query and headers. Raises `Refused` for one that is unknown, or given twice."""
-    given: dict[str, str] = dict(request.path_params)
+    """Read the parameters from path, query and headers. Raises `Refused` for one that is unknown, or given twice.
+
+    A parameter whose type is a list may be given several times.
+    """
+    given: dict[str, str | list[str]] = dict(request.path_params)
+    lists = _lists(type_)
     for name, value in parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name in lists:
+            values = given.setdefault(name, [])
+            assert isinstance(values, list)  # noqa: S101 - no path has such a parameter
+            values.append(value)
+            continue
         if name in given:
             detail = "is given twice"
             raise Refused(f"the parameter {name[:100]!r} {detail}", errors=[{"field": name[:100], "detail": detail}])
@@ -89,6 +112,20 @@ def _parameters(request: ApiRequest, type_: type[Struct]) -> Struct:
         return msgspec.convert(given, type_, strict=False)
     except msgspec.ValidationError as error:
         raise refusal(error) from None
+
+
+@functools.cache
+def _lists(type_: type[Struct]) -> frozenset[str]:
+    """Return the names of the parameters whose values are lists."""
+    return frozenset(
+        field.encode_name
+        for field in msgspec.structs.fields(type_)
+        if any(get_origin(_bare(arm)) is list for arm in get_args(field.type) or ())
+    )
+
+
+def _bare(type_: Any) -> Any:
+    return get_args(type_)[0] if get_origin(type_) is Annotated else type_
 
 
 def header_of(type_: Any) -> str:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leasekit._lifecycle.validation import shortened
-from leasekit.errors import Refused, Throttled, Unavailable
+from leasekit.errors import AccessDenied, Refused, Throttled, Unavailable
 from leasekit.server.log_limit import LogLimit
 from leasekit.wire import ItemError, Problem, ProblemType
 
@@ -36,6 +36,27 @@ class TooDeep(Malformed):
     """The request body is nested too deeply to be decoded."""
 
 
+class Unauthenticated(HTTPException):
+    """The request has no access token, or none that is valid."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(401, detail, {"www-authenticate": 'Bearer realm="leasekit"'})
+
+
+class Forbidden(HTTPException):
+    """The access token lacks a right."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(403, detail)
+
+
+class UnknownToken(HTTPException):
+    """The route exists, but no access token has this id or name, or its caller may not see it."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(404, f"there is no access token {token!r}")
+
+
 class UnknownTask(HTTPException):
     """The route exists, but no task has this id."""
 
@@ -50,6 +71,13 @@ class UnknownKind(HTTPException):
         super().__init__(404, f"the kind {kind!r} has no settings")
 
 
+class UnknownPeriodic(HTTPException):
+    """The route exists, but no periodic task has this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(404, f"there is no periodic task {name!r}")
+
+
 def problem_of(request: Request, error: Exception) -> Response:
     match error:
         case Refused():
@@ -58,6 +86,8 @@ def problem_of(request: Request, error: Exception) -> Response:
             # Whole seconds, as in RFC 9110, and at least 1: a 0 would invite an immediate repeat.
             wait = max(1, math.ceil(error.retry_after or 1))
             return _problem(429, str(error), headers={"retry-after": str(wait)})
+        case AccessDenied():
+            return _problem(403, str(error), type=_TYPES[Forbidden])
         case Unavailable():
             return _problem(503, str(error))
         case HTTPException():
@@ -74,7 +104,11 @@ _TYPES: Mapping[type[HTTPException], ProblemType] = {
     Malformed: "urn:leasekit:problem:malformed",
     TooDeep: "urn:leasekit:problem:refused",
     UnknownTask: "urn:leasekit:problem:no-such-task",
+    Unauthenticated: "urn:leasekit:problem:unauthenticated",
+    Forbidden: "urn:leasekit:problem:forbidden",
+    UnknownToken: "urn:leasekit:problem:no-such-token",
     UnknownKind: "urn:leasekit:problem:no-such-kind",
+    UnknownPeriodic: "urn:leasekit:problem:no-such-periodic",
 }
 
 

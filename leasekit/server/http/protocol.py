@@ -5,11 +5,13 @@ forever for a client to read an answer. `request` bounds request bodies, and `se
 """
 
 import asyncio
+import socket
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from leasekit.server.http.auth import LOCAL_SOCKET
 from leasekit.server.http.problems import MEDIA_TYPE
 from leasekit.server.http.sending import ABORT
 from leasekit.wire import Problem
@@ -25,12 +27,15 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _head = 0
+    _is_local = False  # the socket beside the store
     _cycles: tuple[
         RequestResponseCycle, ...
     ] = ()  # of the requests that are not answered yet: pipelined, there are more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        accepted = transport.get_extra_info("socket")
+        self._is_local = accepted is not None and accepted.family == socket.AF_UNIX
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -55,7 +60,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: {"abort": self.transport.abort}}
+        extensions: dict[str, dict[object, object]] = {ABORT: {"abort": self.transport.abort}}
+        if self._is_local:
+            extensions[LOCAL_SOCKET] = {}
+        self.scope["extensions"] = extensions
         self._start_head_timer()
 
     def on_headers_complete(self) -> None:

@@ -5,24 +5,32 @@ The decoder goes directly from bytes to the classes of `leasekit.wire`, in which
 """
 
 import asyncio
-from collections.abc import Coroutine
+import functools
+from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope
 
 from leasekit._lifecycle.validation import read
+from leasekit.server.access import Access, KindPatterns
+from leasekit.server.commit import resolve
 from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.engine import Engine
+from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.metrics import Metrics
-from leasekit.server.http.problems import Malformed, TooDeep
+from leasekit.server.http.problems import Malformed, TooDeep, Unauthenticated
 from leasekit.server.http.sending import Sending
+from leasekit.server.roles.audit import Note, names_of
+from leasekit.task import Verdict
 from leasekit.wire import MAX_BODY
+
+_T = TypeVar("_T")
 
 _LONG = 64 * 1024  # bytes; longer bodies are decoded outside of the event loop
 # One thread for all bodies: decoding holds the interpreter lock, and the event loop runs between values.
@@ -61,9 +69,11 @@ class Parts:
 
     engine: Engine
     polls: DisconnectWatch
+    waits: DisconnectWatch
     metrics: Metrics
     sending: Sending
     bodies: BodyTimeouts
+    auth: Authenticator
 
 
 class ApiRequest(Request):
@@ -76,6 +86,79 @@ class ApiRequest(Request):
     def __init__(self, scope: Scope, receive: Receive, parts: Parts) -> None:
         super().__init__(scope, receive)
         self.parts = parts
+        self.access = NOBODY
+        """Who makes this request, once `authenticate` has found that out."""
+
+    async def authenticate(self) -> None:
+        """Find out who makes this request. Raises `Unauthenticated` and `Throttled`."""
+        self.access = await self.parts.auth.access_of(self)
+
+    @property
+    def kinds(self) -> KindPatterns | None:
+        """The kinds that the caller may touch; None: all."""
+        return None if self.access.has_all_kinds else self.access.kinds
+
+    async def own(self, ids: Collection[str]) -> Container[str]:
+        """Return those of these tasks that are of the caller's kinds."""
+        if self.access.has_all_kinds:
+            return ids
+        kinds = await self.parts.engine.kinds_of(set(ids))
+        return {task_id for task_id, kind in kinds.items() if self.access.kinds.match(kind)}
+
+    async def each(
+        self, items: Sequence[_T], ids: Sequence[str], act: Callable[[Sequence[_T]], Awaitable[list[Verdict]]]
+    ) -> list[Verdict]:
+        """Return a verdict for each item: *gone* for tasks that are not of the caller's kinds, or do not exist."""
+        if self.access.has_all_kinds:
+            return await act(items)
+        own = await self.own(ids)
+        verdicts = iter(await act([item for item, task_id in zip(items, ids, strict=True) if task_id in own]))
+        return [next(verdicts) if task_id in own else Verdict(id=task_id, verdict="gone") for task_id in ids]
+
+    def client_name(self, worker: str | UnsetType) -> str | None:
+        """Return the name that a client gave itself, or else the address that it called from."""
+        return worker or (None if self.client is None else self.client.host)
+
+    def note(
+        self,
+        act: str,
+        *,
+        target: str | None = None,
+        fields: Struct | None = None,
+        worker: str | UnsetType | None = None,
+    ) -> Note:
+        """Return the entry of this request in the audit log, with the names of the `fields` that were given."""
+        names = [] if fields is None else names_of(fields)
+        return Note(act, self.access, target, names, worker or None)
+
+    def note_of_operator(
+        self, act: str, *, fields: Struct | None = None, worker: str | UnsetType | None = None
+    ) -> Note | None:
+        """Return what `note` does, but None for a caller without a token of the scope `operate`.
+
+        For acts that submitters may do too: the audit log lists acts of operators only.
+        """
+        is_operator = self.access.token_id is not None and "operate" in self.access.scopes
+        return self.note(act, fields=fields, worker=worker) if is_operator else None
+
+    async def wait(self, watch: DisconnectWatch, answer: Coroutine[Any, Any, _T]) -> _T | None:
+        """Do what `watch.wait` does. Raises `Unauthenticated` once the access token is no longer valid."""
+        token_id = self.access.token_id
+        if token_id is None:
+            return await watch.wait(answer, self.receive)
+        over: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        leave = self.parts.engine.tokens.watch(token_id, functools.partial(resolve, over, _OVER))
+        try:
+            result = await watch.wait(answer, functools.partial(_first, self.receive, over))
+        finally:
+            leave()
+        self.check_token()
+        return result
+
+    def check_token(self) -> None:
+        """Raise `Unauthenticated` if the access token has become invalid while the request waited."""
+        if self.access.token_id is not None and self.parts.auth.access_of_id(self.access.token_id) is None:
+            raise Unauthenticated("the access token was revoked, or has expired, while the request waited")
 
     async def decode(self, type_: type[Struct]) -> Any:
         body = await self._read()
@@ -122,6 +205,22 @@ class ApiRequest(Request):
                 _refuse_size()
             if not event["more_body"]:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+NOBODY = Access(name="nobody", scopes=frozenset(), kinds=KindPatterns(()))
+"""The caller of a request that was not authenticated."""
+
+_OVER: Message = {"type": "http.disconnect"}
+
+
+async def _first(receive: Receive, over: "asyncio.Future[Message]") -> Message:
+    """Return the first to come of the next message and `over`, the message that stands for the end of a token."""
+    received = asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait((received, over), return_when=asyncio.FIRST_COMPLETED)
+        return over.result() if over.done() else received.result()
+    finally:
+        received.cancel()
 
 
 _UTF_8 = frozenset({"", "charset=utf-8", 'charset="utf-8"'})

@@ -3,67 +3,81 @@
 The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what a request may contain.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated
+import asyncio
+import functools
+from collections.abc import AsyncGenerator, Sequence
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from leasekit.errors import Refused
+from leasekit.server.http.events import Chain
 from leasekit.server.http.metrics import CONTENT_TYPE
-from leasekit.server.http.operations import Operation, delete, get, post, put
-from leasekit.server.http.problems import UnknownKind, UnknownTask
+from leasekit.server.http.needs import ANYBODY, Where, needs
+from leasekit.server.http.operations import Operation, get, patch, post
+from leasekit.server.http.operator_routes import OPERATOR_OPERATIONS
+from leasekit.server.http.pages import ALL, ANY, READS, WRITES, NamePage, page_of
+from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
-from leasekit.server.roles import gates
+from leasekit.server.token_book import TokenBook
 from leasekit.task import (
     ChainCancelled,
-    GateInfo,
-    KindInfo,
+    Claimed,
+    Ended,
+    Matched,
     NodeInfo,
     Page,
     Purged,
     Redriven,
+    Rescheduled,
+    Scheduled,
+    Status,
     TaskInfo,
     Vacuumed,
     Verdict,
     WorkerInfo,
 )
 from leasekit.wire import (
-    MAX_BATCH,
     MAX_WAIT,
+    AwaitedTask,
     BeatsRequest,
+    CancelMatchingRequest,
     CancelRequest,
     CancelsRequest,
     ChainRequest,
-    ChangedCollection,
-    ChangedKind,
+    ChangedTask,
     ClaimAnswer,
     ClaimRequest,
-    GateRequest,
-    KindRequest,
-    OneKind,
-    OneTask,
+    EndedRequest,
     OptionalName,
     PurgeRequest,
     RedriveRequest,
+    RescheduleMatchingRequest,
+    RescheduleRequest,
     ResultsRequest,
     ScheduleAnswer,
     ScheduleRequest,
+    SettlementItem,
     TaskFilters,
     VacuumRequest,
     VerdictsAnswer,
 )
 
 
-class NamePage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    cursor: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = MAX_BATCH
+class BulkChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameter of a request that changes many tasks: the name of the client, for their history."""
+
+    worker: OptionalName = UNSET
 
 
 class EventFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: OptionalName = UNSET
     task: OptionalName = UNSET
+    root: OptionalName = UNSET
     last_event_id: Annotated[str, Meta(max_length=128, extra={"header": "Last-Event-ID"})] | UnsetType = UNSET
 
 
@@ -86,6 +100,9 @@ class StatsAnswer(Struct, frozen=True, kw_only=True):
     """The number of tasks of each kind in each status."""
 
     kinds: dict[str, dict[str, int]]
+    unmet: dict[str, list[dict[str, str]]] = {}
+    """Kind → the labels that due tasks require, and no worker has that claimed the kind lately; `{}`: no worker has
+    claimed the kind at all."""
     cursor: str | None = None
     """Where the next page begins; null: this is the last page."""
 
@@ -98,110 +115,147 @@ class WorkersAnswer(Struct, frozen=True, kw_only=True):
     """Where the next page begins; null: this is the last page."""
 
 
-class KindsAnswer(Struct, frozen=True, kw_only=True):
-    """The kinds that have settings."""
-
-    kinds: list[KindInfo]
-    cursor: str | None = None
-    """Where the next page begins; null: this is the last page."""
-
-
-class KindDeleted(Struct, frozen=True, kw_only=True):
-    """A kind that has no settings any longer."""
-
-    kind: str
-
-
-class GatesAnswer(Struct, frozen=True, kw_only=True):
-    """The closed gates, a thousand at most: those of kinds, then those of collections, sorted by name."""
-
-    gates: list[GateInfo]
-
-
-class GateOpened(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A kind or a collection that is open."""
-
-    kind: str | None = None
-    collection: str | None = None
-
-
 class NodesAnswer(Struct, frozen=True, kw_only=True):
     """The nodes of the service, also those that have left lately: up to a thousand, the last ones that were seen."""
 
     nodes: list[NodeInfo]
 
 
-_ANY = {
-    400: "The request has several `Host` headers.",
-    403: "The `Host` header does not name this machine, or the request comes from a web page of another origin.",
-    422: "A parameter does not fit; `errors` names it.",
-}
-_READS = _ANY | {
-    429: (
-        "CapacityExceeded: nothing was applied, except if two answers to the same claim are still being sent. "
-        "Repeat the request after `Retry-After` seconds."
-    ),
-    503: "The store does not answer: whether the request was applied is unknown, and it may be repeated.",
-}
-_WRITES = _READS | {
-    400: "The body is not JSON.",
-    408: "The body took too long to arrive.",
-    413: "The body is too big.",
-    415: "The body is not `application/json`.",
-    422: "The body does not fit the schema or the bounds: nothing was applied. `errors` names items and fields.",
-}
-
-
-@post("/v1/tasks", _WRITES)
+@post("/v1/tasks", needs("submit", kinds=Where.TASKS), WRITES)
 async def schedule(request: ApiRequest, body: ScheduleRequest) -> ScheduleAnswer:
     """Schedule tasks, which are durable when the answer is sent. An id, or a live dedupe key, makes one task only."""
-    return ScheduleAnswer(tasks=await request.parts.engine.schedule(body.tasks))
+    scheduled = await request.parts.engine.schedule(body.tasks)
+    return ScheduleAnswer(tasks=await _without_foreign(request, scheduled))
 
 
-@get("/v1/tasks/{task_id}", _READS | {404: "There is no task with this id."})
-async def get_task(request: ApiRequest, params: OneTask) -> TaskInfo:
-    """Get everything about one task, and how its runs ended."""
-    info = await request.parts.engine.get(params.task_id)
-    if info is None:
+async def _without_foreign(request: ApiRequest, scheduled: list[Scheduled]) -> list[Scheduled]:
+    """Take the status out of answers about tasks of other kinds whose ids a caller wanted to use."""
+    taken = [answer.id for answer in scheduled if answer.conflict]
+    own = await request.own(taken) if taken else ()
+    return [
+        replace(answer, status=Status.NEW) if answer.conflict and answer.id not in own else answer
+        for answer in scheduled
+    ]
+
+
+@get(
+    "/v1/tasks/{task_id}",
+    needs("read", kinds=Where.TASK),
+    READS | {404: "There is no task with this id."},
+    answer=TaskInfo,
+)
+async def get_task(request: ApiRequest, params: AwaitedTask) -> TaskInfo | Response:
+    """Get everything about one task, and how its runs ended; with `wait`, once it has ended.
+
+    After `wait` seconds (60 at most) the answer comes in any case. So ask again while `status` is no end.
+    """
+    parts, wait = request.parts, min(params.wait, MAX_WAIT)
+
+    async def found() -> TaskInfo:
+        info = await parts.engine.get(params.task_id, wait=wait)
+        if info is None:
+            raise UnknownTask(params.task_id)
+        return info
+
+    if not wait:
+        return await found()
+    info = await request.wait(parts.waits, found())
+    return Response() if info is None else parts.sending.of_task(info)  # None: the client has disconnected
+
+
+@patch(
+    "/v1/tasks/{task_id}",
+    needs("submit", "operate", kinds=Where.TASK),
+    WRITES | {404: "There is no task with this id."},
+)
+async def reschedule(request: ApiRequest, params: ChangedTask, body: RescheduleRequest) -> Rescheduled:
+    """Give a task that waits another due time or priority; `delay` 0: it is due now. What is not given stays.
+
+    A task that runs or has ended is refused. Other tasks for which it waits, gates, limits and the turn of its key hold
+    as before. `worker` is for its history.
+    """
+    by, note = (
+        request.client_name(params.worker),
+        request.note_of_operator("task.reschedule", fields=body, worker=params.worker),
+    )
+    if (answer := await request.parts.engine.reschedule(params.task_id, body, by=by, note=note)) is None:
         raise UnknownTask(params.task_id)
-    return info
+    return answer
 
 
-@get("/v1/tasks", _READS)
+@get("/v1/tasks", needs("read", kinds=Where.SELECTED), READS)
 async def list_tasks(request: ApiRequest, params: TaskFilters) -> Page:
     """List the tasks that match all filters, oldest or (`newest=true`) newest first; `cursor` begins the next page."""
-    return await request.parts.engine.list_tasks(
-        kind=params.kind or None,
-        status=params.status or None,
-        collection=params.collection or None,
-        worker=params.worker or None,
-        root=params.root or None,
-        newest=params.newest,
-        cursor=params.cursor or None,
-        limit=params.limit,
-    )
+    wanted = {name: value for name in params.__struct_fields__ if (value := getattr(params, name)) is not UNSET}
+    return await request.parts.engine.list_tasks(kinds=request.kinds, **wanted)
 
 
-@post("/v1/tasks/cancel", _WRITES)
+@post("/v1/tasks/ended", needs("read", kinds=Where.ITEMS), WRITES, answer=Ended)
+async def ended(request: ApiRequest, body: EndedRequest) -> Ended | Response:
+    """Get those of some tasks that have ended; with `wait`, once one of them has.
+
+    After `wait` seconds (60 at most) the answer comes in any case. So ask again for those that are left. An answer has
+    about 4 MiB of values: more tasks may have ended than it tells of, if it tells of any.
+    """
+    parts, wait = request.parts, min(body.wait, MAX_WAIT)
+    own = await request.own(body.ids)
+    if strange := [task_id for task_id in body.ids if task_id not in own]:
+        return Ended(unknown=strange)
+    found = parts.engine.ended(body.ids, wait=wait)
+    if not wait:
+        return await found
+    answer = await request.wait(parts.waits, found)
+    return Response() if answer is None else answer  # None: the client has disconnected
+
+
+@post("/v1/tasks/cancel", needs("submit", "operate", kinds=Where.ITEMS), WRITES)
 async def cancel(request: ApiRequest, body: CancelRequest) -> VerdictsAnswer:
     """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
-    return VerdictsAnswer(verdicts=await request.parts.engine.cancel(body.ids))
+    note = request.note_of_operator("tasks.cancel")
+    verdicts = await request.each(body.ids, body.ids, lambda ids: request.parts.engine.cancel(ids, note=note))
+    return VerdictsAnswer(verdicts=verdicts)
 
 
-@post("/v1/chains/cancel", _WRITES)
+@post("/v1/tasks/cancel-matching", needs("operate", kinds=Where.SELECTED), WRITES)
+async def cancel_matching(request: ApiRequest, body: CancelMatchingRequest) -> Matched:
+    """Cancel all tasks that match and have not ended, one step: the `cursor` of the answer begins the next.
+
+    `dry_run` only counts, and its answer has the `token` that the act takes, and further steps. No task is touched that
+    was scheduled after the first step of the dry run.
+    """
+    note = request.note("tasks.cancel-matching", target=body.kind, fields=body)
+    return await request.parts.engine.cancel_matching(body, kinds=request.kinds, note=note)
+
+
+@post("/v1/tasks/reschedule-matching", needs("operate", kinds=Where.SELECTED), WRITES)
+async def reschedule_matching(request: ApiRequest, params: BulkChange, body: RescheduleMatchingRequest) -> Matched:
+    """Give all tasks that match and wait another due time or priority, in steps with a dry run, as a bulk cancel.
+
+    `worker` is for their history.
+    """
+    by = request.client_name(params.worker)
+    note = request.note("tasks.reschedule-matching", target=body.kind, fields=body, worker=params.worker)
+    return await request.parts.engine.reschedule_matching(body, by=by, kinds=request.kinds, note=note)
+
+
+@post("/v1/chains/cancel", needs("submit", "operate", kinds=Where.ALL), WRITES)
 async def cancel_chain(request: ApiRequest, body: ChainRequest) -> ChainCancelled:
     """Cancel the tasks that came from one, and that one, in steps. Tasks that come later are cancelled too."""
-    return await request.parts.engine.cancel_chain(body)
+    return await request.parts.engine.cancel_chain(body, note=request.note_of_operator("chain.cancel"))
 
 
-@post("/v1/cancels", _WRITES)
+@post("/v1/cancels", needs("work", kinds=Where.LISTED), WRITES)
 async def cancels(request: ApiRequest, body: CancelsRequest) -> VerdictsAnswer:
     """Wait for a cancel request of a task that the worker holds: a hint to send its next heartbeat now."""
     ids = await request.parts.engine.cancels(worker=body.worker, wait=min(body.wait, MAX_WAIT))
-    return VerdictsAnswer(verdicts=[Verdict(id=task_id, verdict="cancel_requested") for task_id in ids])
+    request.check_token()
+    own = await request.own(ids) if ids else ()
+    return VerdictsAnswer(
+        verdicts=[Verdict(id=task_id, verdict="cancel_requested") for task_id in ids if task_id in own]
+    )
 
 
-@post("/v1/tasks/redrive", _WRITES)
+@post("/v1/tasks/redrive", needs("operate", kinds=Where.SELECTED), WRITES)
 async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
     """Redrive: make dead tasks ready again, as new lives. Each task has its own verdict, by position.
 
@@ -209,194 +263,204 @@ async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
     for example because its dedupe key belongs to another live task by now. `cursor` of the answer: where the filters
     go on.
     """
-    return await request.parts.engine.redrive(body)
+    engine, note = (
+        request.parts.engine,
+        request.note("tasks.redrive", target=body.kind, fields=body, worker=body.worker),
+    )
+    if not body.ids:
+        return await engine.redrive(body, kinds=request.kinds, note=note)
+    own = await request.own(body.ids)
+    if not (ids := [task_id for task_id in body.ids if task_id in own]):
+        await engine.note(note)
+    redriven = await engine.redrive(replace(body, ids=ids), note=note) if ids else Redriven(tasks=[])
+    verdicts = iter(redriven.tasks)
+    gone = (Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in body.ids if task_id not in own)
+    return Redriven(tasks=[next(verdicts if task_id in own else gone) for task_id in body.ids])
 
 
-@post("/v1/tasks/purge", _WRITES)
+@post("/v1/tasks/purge", needs("operate", kinds=Where.SELECTED), WRITES)
 async def purge(request: ApiRequest, body: PurgeRequest) -> Purged:
     """Remove ended tasks, one step: the `cursor` of the answer begins the next. `dry_run` counts all at once instead.
 
     Tasks that have not ended are never removed. A step that is repeated removes what is left, and counts only that.
     """
-    return await request.parts.engine.purge(body)
+    engine, note = request.parts.engine, request.note("tasks.purge", target=body.kind, fields=body)
+    if not body.ids:
+        return await engine.purge(body, kinds=request.kinds, note=note)
+    own = await request.own(body.ids)
+    if not (ids := [task_id for task_id in body.ids if task_id in own]):  # without ids, a purge is of all that matches
+        await engine.note(None if body.dry_run else note)
+        return Purged(kinds={})
+    return await engine.purge(replace(body, ids=ids), note=note)
 
 
-@post("/v1/vacuum", _WRITES)
+@post("/v1/vacuum", needs("operate", kinds=Where.ALL), WRITES)
 async def vacuum(request: ApiRequest, body: VacuumRequest) -> Vacuumed:
     """Shorten the store's file by a part of its free space; repeat the request until `left` is 0, or `freed` is."""
-    return await request.parts.engine.vacuum()
+    return await request.parts.engine.vacuum(note=request.note("store.vacuum"))
 
 
-@post("/v1/claims", _WRITES, answer=ClaimAnswer)
+@post("/v1/claims", needs("work", kinds=Where.KINDS), WRITES, answer=ClaimAnswer)
 async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
     """Claim up to `limit` tasks; wait up to `wait` seconds for the first. Claims may be repeated by `claim_id`.
 
     A repeat with `limit` 0 ends the claim: nothing is granted to it from then on, and the answer has no payloads.
+
+    `tickets` are what messages of queues say: only these tasks are claimed, and the claim does not wait. `refused` has
+    the ids of those that are of no use any longer; another one that is not granted may be tried again.
     """
-    parts, key = request.parts, (body.worker, body.claim_id)
+    # A claim is that of its access token: nobody else gets its tasks by a repeat, or ends it. Names have no slash.
+    by = request.access.token_id
+    parts, key = request.parts, (body.worker, body.claim_id if by is None else f"{by}/{body.claim_id}")
+    parts.engine.note_window(body.worker, body.window)
     if body.limit:
         await parts.sending.wait(key)
-    wait = min(body.wait, MAX_WAIT)
+    wait = 0.0 if body.tickets else min(body.wait, MAX_WAIT)
     claiming = parts.engine.claim(
-        worker=body.worker, kinds=body.kinds, limit=body.limit, wait=wait, claim_id=body.claim_id
+        worker=body.worker,
+        kinds=body.kinds,
+        limit=body.limit,
+        wait=wait,
+        claim_id=key[1],
+        tickets=body.tickets,
+        labels=body.labels,
     )
-    claimed = await (parts.polls.wait(claiming, request.receive) if wait else claiming)
-    return parts.sending.begin(key, claimed)
+    claimed = await (request.wait(parts.polls, claiming) if wait else claiming)
+    return parts.sending.begin(key, claimed or Claimed(tasks=[]))  # none: the client has disconnected
 
 
-@post("/v1/heartbeats", _WRITES)
+@post("/v1/heartbeats", needs("work", kinds=Where.ITEMS), WRITES)
 async def heartbeat(request: ApiRequest, body: BeatsRequest) -> VerdictsAnswer:
     """Renew leases. Each beat has its own verdict, by position: `renewed`, `gone` or `throttled`."""
-    return VerdictsAnswer(verdicts=await request.parts.engine.heartbeat(body.worker, body.beats))
+    request.parts.engine.note_window(body.worker, body.window)
+    ids = [beat.id for beat in body.beats]
+    renew = functools.partial(request.parts.engine.heartbeat, body.worker)
+    return VerdictsAnswer(verdicts=await request.each(body.beats, ids, renew))
 
 
-@post("/v1/results", _WRITES)
+@post("/v1/results", needs("work", kinds=Where.ITEMS), WRITES)
 async def results(request: ApiRequest, body: ResultsRequest) -> VerdictsAnswer:
     """Settle runs. Each result has its own verdict, by position: `settled`, `gone`, `failed` or `throttled`."""
-    return VerdictsAnswer(verdicts=await request.parts.engine.results(body.worker, body.results))
+    _check_successors(request, body.results)
+    ids = [result.id for result in body.results]
+    settle = functools.partial(request.parts.engine.results, body.worker)
+    return VerdictsAnswer(verdicts=await request.each(body.results, ids, settle))
 
 
-@get("/v1/stats", _READS)
+def _check_successors(request: ApiRequest, results: Sequence[SettlementItem]) -> None:
+    """Raise `Refused` for results with successors that the caller could not schedule."""
+    access = request.access
+    if access.has_all_kinds and "submit" in access.scopes:
+        return
+    errors: list[dict[str, Any]] = []
+    for item, result in enumerate(results):
+        for kind in dict.fromkeys(task.kind for task in result.then):
+            if "submit" not in access.scopes or not access.kinds.match(kind):
+                detail = (
+                    f"has a task of kind {kind!r}, for which the access token {access.name!r} lacks the scope submit"
+                )
+                errors.append({"item": item, "field": "then", "detail": detail})
+    if errors:
+        raise Refused(f"item {errors[0]['item']}: then {errors[0]['detail']}", errors=errors)
+
+
+@get("/v1/stats", needs("read", kinds=Where.LISTED), READS)
 async def stats(request: ApiRequest, params: NamePage) -> StatsAnswer:
     """Count the tasks of each kind in each status; the `cursor` of the answer begins the next page of kinds."""
-    kinds = (await request.parts.engine.stats()).kinds
-    names, cursor = _page(kinds, params)
-    return StatsAnswer(kinds={name: kinds[name] for name in names}, cursor=cursor)
+    found = await request.parts.engine.stats()
+    kinds = {kind: counts for kind, counts in found.kinds.items() if request.access.kinds.match(kind)}
+    names, cursor = page_of(kinds, params)
+    unmet = {name: found.unmet[name] for name in names if name in found.unmet}
+    return StatsAnswer(kinds={name: kinds[name] for name in names}, unmet=unmet, cursor=cursor)
 
 
-@get("/v1/workers", _READS)
+@get("/v1/workers", needs("read", kinds=Where.LISTED), READS)
 async def workers(request: ApiRequest, params: NamePage) -> WorkersAnswer:
     """List the workers that hold leases or called lately; the `cursor` of the answer begins the next page."""
-    found = {worker.name: worker for worker in await request.parts.engine.workers()}
-    names, cursor = _page(found, params)
+    found = {worker.name: worker for worker in await request.parts.engine.workers() if _is_own(request, worker)}
+    names, cursor = page_of(found, params)
     return WorkersAnswer(workers=[found[name] for name in names], cursor=cursor)
 
 
-@get("/v1/nodes", _READS)
+@get("/v1/nodes", needs("read", kinds=Where.ALL), READS)
 async def nodes(request: ApiRequest) -> NodesAnswer:
     """List the servers, and other processes that have the store open; those that have left, for ten minutes more."""
     return NodesAnswer(nodes=await request.parts.engine.nodes())
 
 
-def _page(names: Iterable[str], wanted: NamePage) -> tuple[list[str], str | None]:
-    """Return the names of a page, in order, and its cursor: the last of them, or None if no more follow."""
-    after = sorted(name for name in names if wanted.cursor is UNSET or name > wanted.cursor)
-    page = after[: wanted.limit]
-    return page, page[-1] if len(page) < len(after) else None
+def _is_own(request: ApiRequest, worker: WorkerInfo) -> bool:
+    """Return whether all kinds of a worker are the caller's: how many tasks it runs concerns all of them."""
+    if request.access.has_all_kinds:
+        return True
+    return bool(worker.kinds) and all(map(request.access.kinds.match, worker.kinds or ()))
 
 
-@get("/v1/kinds", _READS)
-async def list_kinds(request: ApiRequest, params: NamePage) -> KindsAnswer:
-    """List the kinds that have settings; the `cursor` of the answer begins the next page."""
-    found = {info.kind: info for info in await request.parts.engine.kinds()}
-    names, cursor = _page(found, params)
-    return KindsAnswer(kinds=[found[name] for name in names], cursor=cursor)
-
-
-@get("/v1/kinds/{kind}", _READS | {404: "The kind has no settings."})
-async def get_kind(request: ApiRequest, params: OneKind) -> KindInfo:
-    """Get the settings of a kind: what its tasks have where a submission does not say otherwise."""
-    for info in await request.parts.engine.kinds():
-        if info.kind == params.kind:
-            return info
-    raise UnknownKind(params.kind)
-
-
-@put("/v1/kinds/{kind}", _WRITES)
-async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) -> KindInfo:
-    """Replace all settings of a kind, for tasks that are scheduled from then on; its limits hold at once. `worker` is
-    for the log.
-    """
-    info = await request.parts.engine.set_kind(params.kind, body, by=_client(request, params.worker))
-    assert info is not None  # noqa: S101 - it was just set
-    return info
-
-
-@delete("/v1/kinds/{kind}", _READS)
-async def delete_kind(request: ApiRequest, params: ChangedKind) -> KindDeleted:
-    """Remove the settings of a kind, if it has any. `worker` is for the log."""
-    await request.parts.engine.set_kind(params.kind, None, by=_client(request, params.worker))
-    return KindDeleted(kind=params.kind)
-
-
-@get("/v1/gates", _READS)
-async def list_gates(request: ApiRequest) -> GatesAnswer:
-    """List the closed gates: the kinds and collections whose tasks are not started."""
-    return GatesAnswer(gates=await request.parts.engine.gates())
-
-
-@put("/v1/gates/kinds/{kind}", _WRITES)
-async def close_kind(request: ApiRequest, params: ChangedKind, body: GateRequest) -> GateInfo:
-    """Close the gate of a kind: its tasks are not started. Those that run are left alone. `worker` is for the log.
-
-    It holds for every claim that is answered from then on. Due tasks wait (`pause`), or end as *cancelled* (`drop`).
-    """
-    return await _close(request, gates.Gated.kind(params.kind), params.worker, body)
-
-
-@put("/v1/gates/collections/{collection}", _WRITES)
-async def close_collection(request: ApiRequest, params: ChangedCollection, body: GateRequest) -> GateInfo:
-    """Close the gate of a collection, as that of a kind."""
-    return await _close(request, gates.Gated.collection(params.collection), params.worker, body)
-
-
-@delete("/v1/gates/kinds/{kind}", _READS)
-async def open_kind(request: ApiRequest, params: ChangedKind) -> GateOpened:
-    """Open the gate of a kind, if it is closed: its tasks can be claimed again. `worker` is for the log."""
-    await request.parts.engine.set_gate(gates.Gated.kind(params.kind).opened(_client(request, params.worker)))
-    return GateOpened(kind=params.kind)
-
-
-@delete("/v1/gates/collections/{collection}", _READS)
-async def open_collection(request: ApiRequest, params: ChangedCollection) -> GateOpened:
-    """Open the gate of a collection, if it is closed. `worker` is for the log."""
-    gated = gates.Gated.collection(params.collection)
-    await request.parts.engine.set_gate(gated.opened(_client(request, params.worker)))
-    return GateOpened(collection=params.collection)
-
-
-async def _close(request: ApiRequest, gated: gates.Gated, worker: str | UnsetType, body: GateRequest) -> GateInfo:
-    info = await request.parts.engine.set_gate(gated.closed(body, _client(request, worker)))
-    assert info is not None  # noqa: S101 - it was just closed
-    return info
-
-
-def _client(request: ApiRequest, worker: str | UnsetType) -> str | None:
-    return worker or (None if request.client is None else request.client.host)
-
-
-@get("/v1/events", _READS, media_type="text/event-stream")
+@get("/v1/events", needs("read", kinds=Where.LISTED), READS, media_type="text/event-stream")
 async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse:
-    """Stream the events of tasks and workers, as Server-Sent Events; `kind` and `task` are filters.
+    """Stream the events of tasks and workers, as Server-Sent Events; `kind`, `task` and `root` are filters.
 
-    `event` is `scheduled`, `claimed`, `started`, `settled`, `expired`, `cancel_requested`, `cancelled`, `dropped` or
-    `redriven`; of workers `joined` or `left`; of kinds `kind_changed`; of gates `gate_changed`. `data` is JSON:
+    `event` is `scheduled`, `enqueued` (moved to a queue), `claimed`, `started`, `settled`, `expired`,
+    `cancel_requested`, `cancelled`, `dropped`, `rescheduled`, `replaced` or `redriven`; of workers `joined` or `left`;
+    of kinds `kind_changed`; of gates `gate_changed`; of periodic tasks `periodic_changed` and `firing`. `data` is JSON:
     `event`, `at`, and if they apply, `id`, `kind`, `status` (after the event), `worker`, `outcome`, `collection`,
-    `mode`. A client that reconnects with `Last-Event-ID` gets the events since then, after a `missed` if some are no
-    longer kept. A client that reads too slowly is dropped. Comments show a live stream.
+    `mode`, `periodic`, `root` (of a task that is scheduled in a chain). A client that reconnects with `Last-Event-ID`
+    gets the events since then, after a `missed` if some are no longer kept. A client that reads too slowly is dropped.
+    Comments show a live stream.
+
+    `root` selects the tasks of a chain, by its first task: the 10,000 latest ones, and those that are scheduled from
+    now on.
 
     Events of other servers of the same database come too, from a few seconds after the stream began. Some of these may
     be lost, without a `missed`. A worker joins and leaves each server by itself.
     """
     after = None if params.last_event_id is UNSET else params.last_event_id
-    stream = request.parts.engine.feed.follow(kind=params.kind or None, task=params.task or None, after=after)
+    engine, access = request.parts.engine, request.access
+    chain = Chain(params.root) if params.root else None
+    stream = engine.feed.follow(
+        kind=params.kind or None, task=params.task or None, chain=chain, after=after, of=access.kinds.match
+    )
+    if chain is not None:  # once events are kept, so that no task is missed between the two
+        await engine.know_chain(chain)
+    if access.token_id is not None:
+        stream = _while_valid(stream, engine.tokens, access.token_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-@get("/metrics", _ANY, media_type="text/plain")
+async def _while_valid(stream: AsyncGenerator[bytes], tokens: TokenBook, token_id: str) -> AsyncGenerator[bytes]:
+    """Pass a stream on until the access token is no longer valid."""
+    over = asyncio.Event()
+    leave, ended = tokens.watch(token_id, over.set), asyncio.ensure_future(over.wait())
+    part: asyncio.Future[bytes | None] | None = None
+    try:
+        while tokens.of_id(token_id) is not None:
+            part = asyncio.ensure_future(anext(stream, None))
+            await asyncio.wait((part, ended), return_when=asyncio.FIRST_COMPLETED)
+            if over.is_set() or (data := part.result()) is None:
+                return
+            yield data
+    finally:
+        leave()
+        ended.cancel()
+        if part is not None:
+            part.cancel()
+            await asyncio.wait((part,))
+        await stream.aclose()
+
+
+@get("/metrics", needs("read", kinds=Where.ALL), ALL, media_type="text/plain")
 async def prometheus(request: ApiRequest) -> Response:
     """Get the server's metrics, in the text format of Prometheus."""
     text = await request.parts.metrics.exposition()
     return Response(text, media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})
 
 
-@get("/healthz", _ANY)
+@get("/healthz", ANYBODY, ANY)
 async def healthz(request: ApiRequest) -> HealthAnswer:
     """Check that this process answers."""
     return HealthAnswer(status="ok")
 
 
-@get("/readyz", _ANY | {503: "Not ready; `detail` says why."})
+@get("/readyz", ANYBODY, ANY | {503: "Not ready; `detail` says why."})
 async def readyz(request: ApiRequest) -> HealthAnswer:
     """Check that the store can be written, is not damaged, and has tables that this server can use.
 
@@ -411,8 +475,9 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
 
 
 OPERATIONS: Sequence[Operation] = (
-    schedule, list_tasks, cancel, cancel_chain, cancels, redrive, purge, get_task, claim, heartbeat, results, stats,
-    workers, nodes, list_kinds, get_kind, set_kind, delete_kind, list_gates, close_kind, close_collection, open_kind,
-    open_collection, vacuum, events, prometheus, healthz, readyz,
+    schedule, list_tasks, ended, cancel, cancel_chain, cancels, redrive, purge, cancel_matching,
+    reschedule_matching, get_task, reschedule,
+    claim, heartbeat, results, stats,
+    workers, nodes, *OPERATOR_OPERATIONS, vacuum, events, prometheus, healthz, readyz,
 )  # fmt: skip
 """All but that for the OpenAPI document itself, which lists these."""

@@ -1,4 +1,4 @@
-"""Big answers to claims: a few at a time, and in pieces, so that heartbeats are served in between.
+"""Big answers to claims and waits: a few at a time, and in pieces, so that heartbeats are served in between.
 
 Rule 1: at most two answers to a claim are under way. A client that repeats a claim has given up the earlier connection,
 which may not have noticed yet; further repeats are refused.
@@ -6,7 +6,9 @@ Rule 2: the bytes of all answers under way are bounded, because unread answers s
 is granted, but granted tasks are still sent; so claims that pass the check together may exceed the bound.
 Rule 3: a refused claim loses nothing: nothing was granted to it, or two answers with its tasks are under way.
 Rule 4: the answer to an ended claim is small and never refused: otherwise its tasks would wait until they expire.
-Rule 5: an answer that is read too slowly is cut, and its connection closed: slow clients must not occupy the room.
+Rule 5: the end of one task may be awaited by thousands. Its answer is not encoded for all of them at once: big ones
+are encoded, and sent, a few at a time.
+Rule 6: an answer that is read too slowly is cut, and its connection closed: slow clients must not occupy the room.
 Nothing is lost by that: the claim is repeated under its claim_id, or ended, or its leases expire.
 """
 
@@ -21,7 +23,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from leasekit.errors import Throttled
-from leasekit.task import Claimed
+from leasekit.task import Claimed, TaskInfo
 from leasekit.wire import ClaimAnswer
 
 ABORT = "leasekit.abort"
@@ -31,6 +33,7 @@ _BIG = 64 * 1024  # bytes; smaller answers cost about as much as their request
 _ENVELOPE = 512  # bytes of a task without its values, roughly
 _PIECE = 256 * 1024  # bytes that are sent at once
 _OF_ONE_CLAIM = 2
+_OF_TASKS = 32  # big answers about tasks that are sent at the same time
 _TOGETHER = 64 * 1024 * 1024
 _GRACE = 30.0  # seconds that any answer may take, plus the time for its size at the slowest rate
 _SLOWEST = 32 * 1024  # bytes per second; half the rate of a bad line
@@ -45,6 +48,7 @@ class Sending:
     def __init__(self) -> None:
         self._of_claim: Counter[_Key] = Counter()
         self.size = 0  # bytes of all answers under way
+        self._of_tasks = asyncio.Semaphore(_OF_TASKS)
 
     async def wait(self, key: _Key) -> None:
         """Wait a moment if there is no room for an answer to this claim; raise `Throttled` if there is still none.
@@ -72,7 +76,12 @@ class Sending:
         if size > _BIG:
             self._check_claim(key)
             place = _Place(self, key, size)
-        return ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=tasks), place)
+        return ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=tasks, refused=claimed.refused), place)
+
+    def of_task(self, info: TaskInfo) -> Response:
+        """Make the answer about a task: a big one is encoded and sent when it is its turn."""
+        size = sum(memoryview(it).nbytes for it in (info.payload, info.progress, info.result, info.error))
+        return TaskResponse(info, self._of_tasks if size > _BIG else None)
 
     def take(self, key: _Key, size: int) -> None:
         self.size += size
@@ -105,13 +114,37 @@ class ClaimResponse(Response):
         if self._place is None:
             await super().__call__(scope, receive, send)
             return
-        cut = asyncio.get_running_loop().call_later(_time_for(len(self.body)), _cut, scope)
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await _send_body(memoryview(self.body), send)
+            await _send_in_time(self, scope, send)
         finally:
-            cut.cancel()
             self._place.give_back()
+
+
+class TaskResponse(Response):
+    """The answer about a task; a big answer waits for one of `turns`, and is sent in pieces."""
+
+    def __init__(self, info: TaskInfo, turns: asyncio.Semaphore | None) -> None:
+        super().__init__(None if turns else msgspec.json.encode(info), media_type="application/json")
+        self._info = info
+        self._turns = turns
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._turns is None:
+            await super().__call__(scope, receive, send)
+            return
+        async with self._turns:
+            answer = Response(msgspec.json.encode(self._info), media_type=self.media_type)
+            await _send_in_time(answer, scope, send)
+
+
+async def _send_in_time(answer: Response, scope: Scope, send: Send) -> None:
+    """Send a big answer in pieces; it is cut when its time is over."""
+    cut = asyncio.get_running_loop().call_later(_time_for(len(answer.body)), _cut, scope)
+    try:
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
+        await _send_body(memoryview(answer.body), send)
+    finally:
+        cut.cancel()
 
 
 async def _send_body(body: memoryview, send: Send) -> None:

@@ -1,9 +1,11 @@
 """Backlog: what waits of each kind, found by the index of waiting tasks, for `/metrics`."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from leasekit.server.store import View
+from leasekit._lifecycle.states import WAITING
+from leasekit.server.store import Lane, View
 
 _MOST = 40_000
 """Tasks of each sort that are counted one by one, over all lanes: some ten milliseconds."""
@@ -19,6 +21,11 @@ class Backlog(NamedTuple):
     keys: int = 0  # that have due tasks
 
 
+def count_waiting(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """Return how many tasks of each kind wait, given the counts of all statuses."""
+    return {kind: sum(of.get(status, 0) for status in WAITING) for kind, of in counts.items()}
+
+
 def backlogs(view: View, waiting: Mapping[str, int], *, now: float) -> dict[str, Backlog]:
     """Return what waits of these kinds, given how many tasks of each wait.
 
@@ -26,14 +33,27 @@ def backlogs(view: View, waiting: Mapping[str, int], *, now: float) -> dict[str,
     other. If both are above the bound, each is at least what is returned: no store is too big to be looked at.
     """
     found = dict.fromkeys(waiting, Backlog())
-    lanes = view.lanes(waiting)
+    names = [*waiting, *view.routes(waiting)]
+    full = view.full_keys(names, now=now, limit=_MOST)
+    full_keys = Counter(lane[:2] for lane, _ in full if lane.due_at <= now)
+    lanes = _first_of_each([*view.lanes(names), *(lane for lane, _ in full)])
     most = max(_LEAST, _MOST // max(1, len(lanes)))
     for lane in lanes:
         age, due, later, keys = found[lane.kind]
         more_due, more_later = view.count_waiting(lane, now=now, most=most)
-        keys += view.count_keys(lane, now=now, most=most) if lane.has_keys else 0
+        if lane.has_keys:
+            keys += view.count_keys(lane, now=now, most=most) + full_keys[lane[:2]]
         found[lane.kind] = Backlog(max(age, now - lane.due_at), due + more_due, later + more_later, keys)
     return {kind: _completed(backlog, waiting[kind], most) for kind, backlog in found.items()}
+
+
+def _first_of_each(lanes: Iterable[Lane]) -> list[Lane]:
+    """Return each lane once, with the earliest of its due times."""
+    found: dict[tuple[int, str, bool], Lane] = {}
+    for lane in lanes:
+        of = (lane.priority, lane.name, lane.has_keys)
+        found[of] = min(lane, found.get(of, lane))
+    return list(found.values())
 
 
 def _completed(backlog: Backlog, waiting: int, most: int) -> Backlog:

@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 def parent_of(task: NewTask) -> str | None:
-    """Return the task from which a new one comes: whose run has scheduled it, or else the first that it waits for."""
+    """Return the parent of a new task: the task whose run scheduled it, or else the first task that it waits for."""
     if task.kind.startswith(PREFIXES):
         return None
     return task.parent or (task.after[0] if task.after else None)
@@ -41,6 +41,7 @@ def add(turn: UnitOfWork, rows: Sequence[Trigger], parents: Mapping[str, str]) -
     known = turn.tx.roots(set(parents.values()))
     roots = {row.id: _root(row.id, parents, known) for row in rows if row.id in parents}
     turn.tx.add_to_chains([(row.seq, parents[row.id], roots[row.id]) for row in rows if row.id in roots])
+    turn.tell_of_chains(roots)
     over = turn.tx.cancelled_chains(set(roots.values()))
     return [_cancelled(turn, row, roots[row.id]) if roots.get(row.id) in over else row for row in rows]
 

@@ -10,14 +10,16 @@ from msgspec.structs import replace
 from leasekit._lifecycle.transitions import grant, is_held
 from leasekit.server.due_tasks import DueTasks
 from leasekit.server.ids import tokens
-from leasekit.server.roles import gates
+from leasekit.server.roles import gates, start_deadlines
 from leasekit.server.roles.consumer import reap
+from leasekit.server.roles.tickets import TicketTasks
 from leasekit.server.rooms import Why
-from leasekit.server.store import ClaimMemory, Content, Trigger
+from leasekit.server.store import ClaimMemory, Content, Lane, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.store.gates import KIND
+from leasekit.server.store.routes import NO_LABELS, fits, is_route
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import Claimed, Task
+from leasekit.task import Claimed, Task, Ticket
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
 _MOST = 5000  # tasks that are granted in one transaction, which heartbeats may have to wait for
@@ -44,6 +46,8 @@ class WaitingClaim:
     arrived_at: float  # when the claim arrived, by the clock of `UnitOfWork.instant`
     is_new: bool = True  # whether the claim has not been tried before
     is_gone: bool = False  # whether all callers have left: nothing may be granted to the claim
+    tickets: Sequence[Ticket] = ()  # the only tasks that may be granted, if any are given
+    labels: frozenset[str] = NO_LABELS  # of the worker, as in a route
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,54 +75,73 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     waiting = [item for item in requests if id(item) not in answers]
     present = sorted((item for item in waiting if not item.is_gone), key=lambda item: item.number)
     full: dict[str, tuple[float, Why]] = {}
+    if any(item.tickets for item in waiting):
+        for item in (item for item in present if item.tickets):
+            answers.update(_served_by_tickets(turn, item))
+        waiting = [item for item in waiting if not item.tickets]
+        present = [item for item in present if not item.tickets]
     if present:
         reap(turn)
         due_tasks = _due_tasks(turn, present)
         answers.update(_served(turn, present, due_tasks))
         full = due_tasks.rooms.full()
     if waiting:
-        kinds = {kind for item in waiting for kind in item.kinds}
-        emptied = {kind for item in present if _took_all(item, answers.get(id(item))) for kind in item.kinds}
-        _note_what_is_left(turn, kinds, emptied, full, tried=len(requests))
+        emptied = [item for item in present if _took_all(item, answers.get(id(item)))]
+        _note_what_is_left(turn, waiting, emptied, full, tried=len(requests))
     return [answers.get(id(item), _NOTHING) for item in requests]
 
 
 def _took_all(request: WaitingClaim, answer: Answer | None) -> bool:
-    """Return whether a claim was granted less than it asked for: all that it could take."""
+    """Return whether a claim was granted fewer tasks than it asked for, and so took all that it could."""
     return answer is None or (answer.claimed is not None and len(answer.claimed.tasks) < request.limit)
 
 
 def _due_tasks(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> DueTasks:
     kinds = {kind for request in requests for kind in request.kinds}
-    return DueTasks(turn, kinds, wanted=sum(request.limit for request in requests))
+    workers = {request.labels for request in requests if request.labels}
+    return DueTasks(turn, kinds, wanted=sum(request.limit for request in requests), workers=workers)
 
 
 def _note_what_is_left(
-    turn: UnitOfWork, kinds: set[str], emptied: set[str], full: Mapping[str, tuple[float, Why]], *, tried: int
+    turn: UnitOfWork,
+    requests: Sequence[WaitingClaim],
+    emptied: Sequence[WaitingClaim],
+    full: Mapping[str, tuple[float, Why]],
+    *,
+    tried: int,
 ) -> None:
-    """Note which of these kinds still have due tasks, and when the next are due, so that parked claims are woken.
+    """Note which kinds of these claims still have due tasks, or when they will, so that parked claims are woken.
 
     Tasks of kinds that are `full` cannot start now.
 
-    Due tasks of a kind that a claim has `emptied` are locked by another node. They are looked at again a little later:
-    a claim that was woken at once would find them locked again, and so on without an end.
+    Due tasks that `emptied` claims were not granted are locked by another node. They are looked at again a little
+    later: a claim that was woken at once would find them locked again, and so on without an end.
     """
-    lanes = turn.lanes(kinds)
-    for kind in kinds.difference(lane.kind for lane in lanes if lane.due_at <= turn.now):
-        turn.taken(kind)
+    kinds = {kind for item in requests for kind in item.kinds}
+    workers = {item.labels for item in requests if item.labels}
+    lanes = turn.lanes(kinds, workers)
+    emptied_kinds = {kind for item in emptied for kind in item.kinds}
+    looked_at = kinds.union(name for name in turn.tx.queued_routes() if any(fits(name, worker) for worker in workers))
+    for name in looked_at.difference(lane.name for lane in lanes if lane.due_at <= turn.now):
+        turn.taken(name)
     for lane in lanes:
         if lane.due_at <= turn.now and lane.kind in full:
             again_at, why = full[lane.kind]
-            turn.full(lane.kind, again_at)
+            turn.full(lane.name, again_at)
             turn.counted[lane.kind, "limited", why] = 1
-        elif lane.due_at <= turn.now and lane.kind in emptied:
-            turn.taken(lane.kind)
-            turn.ready(lane.kind, turn.now + _LOCKED)
+        elif lane.due_at <= turn.now and lane.kind in emptied_kinds and _has_emptied(emptied, lane):
+            turn.taken(lane.name)
+            turn.ready(lane.name, turn.now + _LOCKED)
         else:
-            turn.ready(lane.kind, lane.due_at, count=2 * tried)
+            turn.ready(lane.name, lane.due_at, count=2 * tried)
     for kind, gate in turn.gates.holding(KIND, turn.now).items() if turn.gates.rows else ():
         if kind in kinds and gate.until is not None:
             turn.ready(kind, gate.until)
+
+
+def _has_emptied(requests: Sequence[WaitingClaim], lane: Lane) -> bool:
+    """Return whether any of these claims took tasks of a lane as long as it found some."""
+    return not is_route(lane.name) or any(lane.kind in it.kinds and fits(lane.name, it.labels) for it in requests)
 
 
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
@@ -160,17 +183,21 @@ def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answ
     return {id(request): Answer(Claimed(tasks=[], waited=0.0)) for request in requests}
 
 
-def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTasks) -> dict[int, Answer]:
+def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTasks | TicketTasks) -> dict[int, Answer]:
     """Grant due tasks to these claims, and return the answers of those that get any or must be tried again."""
     granted, skipped = _granted(turn, requests, due_tasks)
     due_tasks.rooms.save()
     gates.shut_out(turn, due_tasks.sieve.shut_out)
+    start_deadlines.drop(turn, due_tasks.sieve.late)
     if due_tasks.sieve.is_full:  # there may be open tasks behind those
         skipped = requests
     answers = {id(request): Answer(again=True) for request in skipped}
     contents = turn.tx.contents([row.seq for _, rows in granted for row in rows]) if granted else {}
+    taken = [row for _, rows in granted for row in rows]
     granted = [(request, _whole(turn, rows, contents)) for request, rows in granted]
     everything = [row for _, rows in granted for row in rows]
+    if len(everything) < len(taken):
+        due_tasks.drop([row for row in taken if row not in everything])
     turn.tx.save(everything)
     for row in everything if turn.happened is not None else ():
         turn.tell("claimed", row)
@@ -188,8 +215,24 @@ def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTa
     return answers
 
 
+def _served_by_tickets(turn: UnitOfWork, request: WaitingClaim) -> dict[int, Answer]:
+    """Grant the tasks of a claim's tickets as far as they can be claimed; the answer says which tickets are of no use.
+
+    Such a claim is answered at once in any case: it does not wait for tasks that can be claimed later.
+    """
+    tasks = TicketTasks(turn, request.tickets, request.kinds, labels=request.labels)
+    answer = _served(turn, [request], tasks).get(id(request), _NOTHING)
+    if answer.again:
+        return {id(request): answer}
+    waited = max(0.0, turn.instant - request.arrived_at)
+    claimed = answer.claimed or Claimed(tasks=[], waited=waited)
+    granted = {task.id for task in claimed.tasks}
+    refused = [task_id for task_id in tasks.refused if task_id not in granted]
+    return {id(request): Answer(replace(claimed, refused=refused))}
+
+
 def _granted(
-    turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTasks
+    turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTasks | TicketTasks
 ) -> tuple[list[tuple[WaitingClaim, list[Trigger]]], Sequence[WaitingClaim]]:
     """Return the claims that get tasks, with the rows to be saved, and the claims whose turn does not come yet."""
     granted: list[tuple[WaitingClaim, list[Trigger]]] = []
@@ -197,7 +240,7 @@ def _granted(
     for position, request in enumerate(requests):
         if room <= 0 or bytes_left <= 0:
             return granted, requests[position:]
-        rows = _fitting(turn, due_tasks, due_tasks.take(request.kinds, request.limit))
+        rows = _fitting(turn, due_tasks, due_tasks.take(request.kinds, request.limit, labels=request.labels))
         room -= len(rows)
         unsized += [row.seq for row in rows]
         if len(unsized) > _ALWAYS_FIT:
@@ -215,7 +258,7 @@ def grant_all(turn: UnitOfWork, rows: Sequence[Trigger], worker: str) -> list[Tr
     return [grant(row, worker, token, now=turn.instant, at=turn.now) for row, token in named]
 
 
-def _fitting(turn: UnitOfWork, due_tasks: DueTasks, rows: list[Trigger]) -> list[Trigger]:
+def _fitting(turn: UnitOfWork, due_tasks: DueTasks | TicketTasks, rows: list[Trigger]) -> list[Trigger]:
     """Return the first rows that make an answer of bounded size, at least one; put the others back."""
     if len(rows) <= _ALWAYS_FIT:
         return rows

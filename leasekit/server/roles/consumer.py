@@ -1,6 +1,6 @@
 """The store consumer: expires leases that have ended, and keeps the others through a restart.
 
-The store is the queue, so the consumer moves no task to another queue: claims read due tasks from the store.
+Claims read due tasks from the store. Where a server has queues of messages, `enqueueing` moves due tasks to these.
 """
 
 import time
@@ -10,6 +10,9 @@ from msgspec.structs import replace
 
 from leasekit._lifecycle.states import Event
 from leasekit._lifecycle.transitions import NO_LIMITS, OVER, counted_as, end_run, is_overdue, retry_wait
+from leasekit.server import key_rooms
+from leasekit.server.key_rooms import release
+from leasekit.server.roles import start_deadlines
 from leasekit.server.store import Run, Trigger
 from leasekit.server.store.damage import is_number
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
@@ -25,11 +28,18 @@ _SHARE_BATCH = 1000  # keys that one transaction forgets, and tasks with keys th
 
 
 def look(turn: UnitOfWork) -> int:
-    """Do the consumer's regular work: sort renewed leases by their new ends, tend shares, and expire ended leases."""
+    """Do a step of the consumer's regular work; return how many ended leases were expired.
+
+    The step also sorts renewed leases by their new ends, and tends start deadlines, shares and the limits of keys.
+    """
     turn.kinds.read(turn.tx)  # so that this node knows of gates within a period, also if it does nothing else
+    start_deadlines.tend(turn)
     turn.kinds.has_waits = turn.tx.has_waits()
+    turn.kinds.fires_at = turn.tx.next_firing()
+    turn.kinds.has_inbox = turn.tx.has_inbox()
     turn.tx.follow_leases(now=turn.instant, limit=_FOLLOW_BATCH)
     turn.tx.tend_shares(limit=_SHARE_BATCH)
+    key_rooms.tend(turn)
     return reap(turn)
 
 
@@ -37,7 +47,8 @@ def reap(turn: UnitOfWork, *, limit: int = REAP_BATCH) -> int:
     """Expire ended leases, the oldest first; return their number. Ends are read here, so no beat is overruled."""
     expired = turn.tx.expired(now=turn.instant, limit=limit)
     if expired:
-        turn.tx.save(lapse(turn, expired))
+        turn.tx.save(ended := lapse(turn, expired))
+        release(turn, ended)
     return len(expired)
 
 

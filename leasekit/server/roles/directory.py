@@ -12,6 +12,7 @@ from msgspec import Struct
 from leasekit.server.roles.frontend import moment
 from leasekit.server.store import Holding, Node, NodeRow
 from leasekit.task import NodeInfo, WorkerInfo
+from leasekit.wire import WorkerWindow
 
 _KINDS = 1000  # of one worker, at most: a named lease is a kind of its own
 _BYTES = 262_144  # of what a node writes of its workers; the workers that it has not heard for longest are left out
@@ -24,8 +25,11 @@ class Heard(Struct, frozen=True, array_like=True):
     name: str
     at: float
     kinds: list[str] | None
+    labels: dict[str, str] | None = None
+    window: WorkerWindow | None = None
 
 
+_NO_LABELS: Mapping[str, str] = {}
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Heard]).decode
 
@@ -36,6 +40,8 @@ class Directory:
     def __init__(self) -> None:
         self._seen: dict[str, float] = {}  # worker → when it was last heard of
         self._kinds: dict[str, dict[str, None]] = {}  # worker → its kinds, the one that was claimed last at the end
+        self._labels: dict[str, Mapping[str, str]] = {}  # worker → the labels of its last claim, if it has any
+        self._windows: dict[str, WorkerWindow] = {}
         self._write_at = -math.inf
 
     def __len__(self) -> int:
@@ -47,7 +53,11 @@ class Directory:
         self._seen[worker] = now
         return is_new
 
-    def claims(self, worker: str, kinds: Iterable[str]) -> None:
+    def claims(self, worker: str, kinds: Iterable[str], labels: Mapping[str, str] = _NO_LABELS) -> None:
+        if labels:
+            self._labels[worker] = labels
+        else:
+            self._labels.pop(worker, None)
         known = self._kinds.setdefault(worker, {})
         for kind in kinds:
             known.pop(kind, None)
@@ -55,12 +65,17 @@ class Directory:
         while len(known) > _KINDS:
             del known[next(iter(known))]
 
+    def note_window(self, worker: str, window: WorkerWindow) -> None:
+        self._windows[worker] = window
+
     def forget(self, *, before: float) -> list[str]:
         """Forget the workers that have not called since then, and return them."""
         silent = [worker for worker, at in self._seen.items() if at < before]
         for worker in silent:
             del self._seen[worker]
             self._kinds.pop(worker, None)
+            self._labels.pop(worker, None)
+            self._windows.pop(worker, None)
         return silent
 
     def written(self, now: float) -> bytes | None:
@@ -70,7 +85,8 @@ class Directory:
         rows: list[bytes] = []
         size = 2
         for name, at in sorted(self._seen.items(), key=lambda item: item[1], reverse=True):
-            row = _encode((name, round(at, 1), self._kinds_of(name)))
+            heard = (name, round(at, 1), self._kinds_of(name), self._labels.get(name), self._windows.get(name))
+            row = _encode(heard if heard[-1] is not None else heard[:-1] if heard[-2] is not None else heard[:-2])
             size += len(row) + 1
             if size > _BYTES:
                 break
@@ -81,10 +97,15 @@ class Directory:
 
     def workers(self, running: Mapping[str, Holding], elsewhere: Iterable[bytes] = ()) -> list[WorkerInfo]:
         """List the workers that hold leases, or were heard of here, or elsewhere as other nodes have written it."""
-        seen = dict(self._seen)
+        seen, labels = dict(self._seen), dict(self._labels)
         kinds = {name: known for name in seen if (known := self._kinds_of(name)) is not None}
+        windows = dict(self._windows)
         for written in elsewhere:
             for worker in _decode(written):
+                if worker.labels is not None and worker.at >= seen.get(worker.name, worker.at):
+                    labels[worker.name] = worker.labels
+                if worker.window is not None and worker.at >= seen.get(worker.name, worker.at):
+                    windows[worker.name] = worker.window
                 seen[worker.name] = max(worker.at, seen.get(worker.name, worker.at))
                 if worker.kinds is not None:
                     kinds[worker.name] = sorted({*worker.kinds, *kinds.get(worker.name, ())})
@@ -94,7 +115,10 @@ class Directory:
                 last_seen=moment(seen[name]) if name in seen else None,
                 running=(held := running.get(name, Holding())).running,
                 kinds=kinds.get(name),
+                labels=dict(labels.get(name, {})),
                 ttl=held.ttl,
+                window=None if (window := windows.get(name)) is None else window.size,
+                waiting=None if window is None else window.waiting,
             )
             for name in sorted(seen.keys() | running.keys())
         ]

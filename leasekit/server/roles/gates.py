@@ -18,6 +18,7 @@ from leasekit._lifecycle.validation import checked
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.fair_lane import FairLane
+from leasekit.server.key_rooms import release_kinds
 from leasekit.server.roles.frontend import LAST_MOMENT, gate_info
 from leasekit.server.store import GateRow, Lane, Trigger, View
 from leasekit.server.store.gates import COLLECTION, DROP, KIND, OPEN, PARKED_AT
@@ -91,6 +92,8 @@ def change(turn: UnitOfWork, changes: Sequence[GateChange]) -> list[GateInfo | N
                 raise Refused(f"there are {_MOST} gates already: open one first")
             turn.tx.set_gate(new)
             turn.tell_of_gate(new)
+            if new.mode == DROP and new.scope == KIND:
+                release_kinds(turn, [new.name])
         elif old is not None and old.mode != OPEN:
             _begin_to_open(turn, old, by=wanted.by, most=STEP)
         rows[key] = new
@@ -165,7 +168,10 @@ def _open(turn: UnitOfWork, row: GateRow, *, most: int) -> int:
 
 
 def _parked(turn: UnitOfWork, row: GateRow, most: int) -> tuple[list[tuple[Trigger, float]], int]:
-    """Take the first parked tasks of a collection that still wait, with when they were due; and how many were noted."""
+    """Unpark the first `most` tasks of a collection, and return those that still wait, each with when it was due.
+
+    Also return how many tasks were unparked: fewer than `most` were the last ones.
+    """
     due = {seq: due_at for due_at, seq in turn.tx.parked(row.name, limit=most)}
     if not due:
         return [], 0
@@ -178,7 +184,7 @@ def _parked(turn: UnitOfWork, row: GateRow, most: int) -> tuple[list[tuple[Trigg
 
 def _drop_lanes(turn: UnitOfWork, row: GateRow, most: int) -> int:
     ended = 0
-    for lane in turn.tx.lanes([row.name]):
+    for lane in turn.tx.lanes([row.name, *turn.tx.routes([row.name])]):
         if lane.due_at <= turn.now and ended < most:
             rows = _first(turn, lane, most - ended)
             _drop(turn, [(task, row) for task in rows])
@@ -187,7 +193,7 @@ def _drop_lanes(turn: UnitOfWork, row: GateRow, most: int) -> int:
 
 
 def _first(turn: UnitOfWork, lane: Lane, most: int) -> list[Trigger]:
-    """Take the first due tasks of a lane."""
+    """Return up to `most` of the first due tasks of a lane, which the caller ends."""
     if lane.has_keys:
         return FairLane(turn, lane, wanted=most).take(most)
     return turn.tx.ready(lane, now=turn.now, after=_FIRST, limit=most)

@@ -27,7 +27,9 @@ from leasekit._lifecycle.transitions import (
     unexpired,
 )
 from leasekit.server.ids import successor_id
+from leasekit.server.key_rooms import release
 from leasekit.server.progress import Progress
+from leasekit.server.roles import start_deadlines
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.roles.frontend import schedule
 from leasekit.server.store import Limits, Run, Trigger
@@ -92,7 +94,7 @@ class _Batch:
 
 
 def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _Batch:
-    """Decide which beats renew their leases. Writes nothing."""
+    """Decide which beats renew their leases; the others get the verdict *gone*. Writes nothing."""
     batch = _Batch()
     renewed, verdicts, progress = batch.renewed, batch.verdicts, batch.progress
     for position, beat in enumerate(beats):
@@ -134,6 +136,7 @@ def _save_beats(turn: UnitOfWork, batch: _Batch) -> None:
         turn.tx.save([replace(row, run_until=turn.instant + (row.max_runtime or 0.0)) for row in rows.values()])
     batch.progress.save(turn.tx, now=turn.now)
     turn.started += batch.begun
+    start_deadlines.begun(turn, batch.begun)
     for row in batch.begun if turn.happened is not None else ():
         turn.tell("started", replace(row, status=Status.PROCESSING))
 
@@ -145,7 +148,9 @@ def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
     """
     lapsed = [row for row in rows if has_lapsed(row, turn.instant)]
     over = [row for row in rows if row not in lapsed]
-    turn.tx.save([*lapse(turn, lapsed), *(replace(row, run_until=OVER) for row in over)])
+    expired = lapse(turn, lapsed)
+    turn.tx.save([*expired, *(replace(row, run_until=OVER) for row in over)])
+    release(turn, expired)
 
 
 class _Past:
@@ -219,6 +224,7 @@ class _Desk:
         self._revised: list[tuple[int, int]] = []
         self._progress = Progress()
         self._successors: list[NewTask] = []
+        self._over: list[Trigger] = []  # runs have ended of these tasks
 
     def settle(self, settlement: Settlement) -> Verdict:
         row = self._rows.get(settlement.id)
@@ -232,6 +238,7 @@ class _Desk:
         return self._settled(settlement)
 
     def _settled(self, settlement: Settlement) -> Verdict:
+        """Return the verdict on a settlement that counts: its reason is *dead* if its failure was the last one."""
         is_dead = settlement.outcome in _BOUNDED and self._rows[settlement.id].status is Status.DEAD
         return Verdict(id=settlement.id, verdict="settled", reason="dead" if is_dead else None)
 
@@ -244,29 +251,32 @@ class _Desk:
             tx.end(seqs, status, now=self._turn.now)
         tx.add_runs(self._runs)
         self._progress.save(tx, now=self._turn.now)
+        release(self._turn, self._over)
         if self._successors:
             schedule(self._turn, self._successors)
 
     def _accept(self, row: Trigger, settlement: Settlement, digest: bytes) -> None:
         event = ENDING[settlement.outcome]
-        worker = row.owner
+        worker, fence = row.owner, row.fence
         is_late = row.status not in LEASED
         if is_late:
-            row, worker = self._revise(row, settlement.token)
+            row, worker, fence = self._revise(row, settlement.token)
         self._rows[row.id] = after = self._after(row, event, settlement)
         if is_late or event in WOUND_DOWN:
             self._changed.append(after)
         else:
             self._ended.setdefault(after.status, []).append(row.seq)
+        self._over.append(after)
         self._turn.tell("settled", after, worker=worker, outcome=settlement.outcome)
         if after.next_trigger_at is not None:
             self._turn.ready(after.kind, after.next_trigger_at)
-        self._record(row, worker, settlement, digest)
+        self._end_run(row, fence, worker, settlement, digest)
 
-    def _record(self, row: Trigger, worker: str | None, settlement: Settlement, digest: bytes) -> None:
+    def _end_run(self, row: Trigger, fence: int, worker: str | None, settlement: Settlement, digest: bytes) -> None:
+        """Add the run to the history, with the digest that tells its repeats, its last progress and its successors."""
         run = Run(
             row.seq,
-            row.fence,
+            fence,
             row.attempt,
             settlement.outcome,
             self._turn.now,
@@ -283,14 +293,18 @@ class _Desk:
         self._past.add(run)
         self._progress.report(row, settlement)
         for position, task in enumerate(settlement.then):
-            task_id = task.id or successor_id(row.id, row.fence, position)
+            task_id = task.id or successor_id(row.id, fence, position)
             self._successors.append(replace(task, id=task_id, parent=row.id))
 
-    def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None]:
-        """Undo an expiry: return the row without what it counted, and the worker that held the lease."""
-        self._revised.append((row.seq, row.fence))
+    def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None, int]:
+        """Undo an expiry: return the row without what it counted, and the worker and the fence of the lease.
+
+        A task that was rescheduled since then has a higher fence.
+        """
         run = self._past.find(row, token)
-        return unexpired(row), run.worker if run else None
+        fence = row.fence if run is None else run.fence
+        self._revised.append((row.seq, fence))
+        return unexpired(row), run.worker if run else None, fence
 
     def _after(self, row: Trigger, event: Event, settlement: Settlement) -> Trigger:
         if event not in WOUND_DOWN:

@@ -7,6 +7,7 @@ import msgspec
 
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
+from leasekit.server.key_rooms import release_kinds
 from leasekit.server.roles.frontend import moment
 from leasekit.server.rooms import Rooms
 from leasekit.server.store import KindRow, View
@@ -45,6 +46,7 @@ def change(turn: UnitOfWork, changes: Sequence[KindChange]) -> list[KindInfo | N
             turn.tell_of_kind(kind, by)
             if settings is not None:
                 Rooms.refit(turn, kind, rules_of(settings))
+            release_kinds(turn, [kind])
             turn.freed(kind)
         answers.append(_info(rows[kind]) if kind in rows else None)
     return answers

@@ -1,8 +1,8 @@
 """Redrive: begin a new life of tasks that are dead, have failed for good, or were dropped; an operator asks for it.
 
-A redrive is made in two steps. `plan` selects the tasks in a snapshot, and reads what never changes of them: heartbeats
-wait for transactions, and not for that. `redrive`, in a transaction, decides again on each task, and begins the new
-lives.
+A redrive is made in steps. `search` finds the tasks in snapshots, and `plan` reads what never changes of them:
+heartbeats wait for transactions, and not for that. `redrive`, in a transaction, decides again on each task, and begins
+the new lives.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,14 @@ from typing import Literal, NamedTuple
 
 from leasekit._lifecycle.states import REDRIVEN
 from leasekit._lifecycle.transitions import redriven
+from leasekit.server.access import KindPatterns
 from leasekit.server.roles import following
-from leasekit.server.roles.frontend import seq_of_cursor
-from leasekit.server.store import Dedupe, Filter, Run, Trigger, View
+from leasekit.server.roles.selection import Found, Search, of_kinds, seq_of_cursor, split
+from leasekit.server.store import Dedupe, Run, Trigger, View
 from leasekit.server.store.damage import json_fault
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import REDRIVABLE, Redriven, Status, Verdict
-from leasekit.wire import RedriveRequest
+from leasekit.wire import RedriveRequest, selected
 
 _STEP = 10  # tasks whose payloads are read at once
 _DAMAGE = "the store is damaged"  # how the reason of a task begins that was set aside
@@ -38,17 +39,22 @@ class Plan(NamedTuple):
     request: RedriveRequest
 
 
-def plan(view: View, request: RedriveRequest) -> Plan:
-    """Select the tasks of a redrive, the oldest first. Raises `Refused` for a made-up cursor."""
+def search(request: RedriveRequest, kinds: KindPatterns | None = None) -> Search | None:
+    """Begin to look for the tasks of a redrive, the oldest first; None: it names them. Raises `Refused`."""
+    seq_of_cursor(request.cursor)  # a made-up cursor is refused also where none is used
     if request.ids:
-        rows, cursor = list(view.triggers(set(request.ids)).values()), None
-        ids: Sequence[str] = request.ids
-    else:
-        wanted = Filter(request.kind, Status(request.status or Status.DEAD), request.collection)
-        page = view.page(wanted, after=seq_of_cursor(request.cursor), limit=request.limit + 1)
-        rows = page[: request.limit]
-        ids, cursor = [row.id for row in rows], str(rows[-1].seq) if len(page) > len(rows) else None
-    return Plan(ids, cursor, _definitions(view, [row.seq for row in rows]), request)
+        return None
+    wanted, selection = split({**selected(request), "status": Status(request.status or Status.DEAD)})
+    return Search(wanted, selection, cursor=request.cursor, limit=request.limit, accept=of_kinds(kinds))
+
+
+def plan(view: View, request: RedriveRequest, found: Found | None) -> Plan:
+    """Read the parts of a redrive's tasks that never change: of the tasks in `found`, or (None) of its `ids`."""
+    if found is None:
+        rows = list(view.triggers(set(request.ids)).values())
+        return Plan(request.ids, None, _definitions(view, [row.seq for row in rows]), request)
+    ids = [row.id for row in found.rows]
+    return Plan(ids, found.cursor, _definitions(view, [row.seq for row in found.rows]), request)
 
 
 def _definitions(view: View, seqs: Sequence[int]) -> dict[int, _Definition]:

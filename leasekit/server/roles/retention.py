@@ -13,10 +13,13 @@ from msgspec import UNSET
 
 from leasekit._lifecycle.states import WAITING
 from leasekit.errors import Refused
-from leasekit.server.store import Ending, Filter, View
+from leasekit.server.access import KindPatterns
+from leasekit.server.roles.selection import Found, Named, Search, of_kinds, split
+from leasekit.server.store import Ending, Filter, Trigger, View
 from leasekit.server.store.kind_defaults import decoded
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Purged
+from leasekit.wire import PurgeRequest, selected
 
 PURGE_BATCH = 200
 """Tasks that are removed in one transaction, at most: about 5 ms."""
@@ -47,6 +50,7 @@ class Chosen(NamedTuple):
 
     removal: Removal
     cursor: str | None
+    kinds: dict[str, dict[str, int]]  # how many there are of each kind in each status, where they were counted
 
 
 class _Group(NamedTuple):
@@ -73,7 +77,7 @@ class Step(NamedTuple):
 
 
 class OldTasks:
-    """The search for tasks whose retention is over: that of their kind, or for all other kinds that of the store.
+    """The search for tasks whose retention is over: the retention of their kind, or the store's if the kind has none.
 
     Ended tasks are sorted by their end alone: another index, by kind, would cost each task more than the search does.
     So each kind's tasks are searched among all that have ended, together with those of the kinds that keep theirs for
@@ -144,7 +148,46 @@ def choose(view: View, wanted: Filter, *, until: float, cursor: str | None) -> C
     found = view.ended(wanted, until=until, after=after, limit=PURGE_BATCH)
     last = found[-1] if len(found) == PURGE_BATCH else None
     removal = Removal([end.seq for end in found], until)
-    return Chosen(removal, None if last is None else f"{last.at!r}/{last.seq}")
+    return Chosen(removal, None if last is None else f"{last.at!r}/{last.seq}", {})
+
+
+def wanted(request: PurgeRequest) -> Filter:
+    """Return what the table of ended tasks can select by itself."""
+    return Filter(request.kind, request.status)
+
+
+def search(request: PurgeRequest, kinds: KindPatterns | None = None) -> Search | Named | None:
+    """Begin to look for the tasks of a purge, where it says more than a kind and a status; None: see `choose`.
+
+    Without ids, only tasks of these `kinds` (None: of all) are found.
+    """
+    after = None if request.cursor is None else _ending(request.cursor)  # refused also where none is used
+    if request.ids:
+        return Named(request.ids)
+    is_all = kinds is None or kinds.has_all or (request.kind is not None and kinds.match(request.kind))
+    if request.collection is None and request.tags is None and not request.needs_a_look and is_all:
+        return None
+    cursor = None if after is None else str(after.seq)
+    return Search(*split(selected(request)), cursor=cursor, limit=PURGE_BATCH, accept=of_kinds(kinds))
+
+
+def chosen(found: Found, *, until: float) -> Chosen:
+    """Choose the tasks in `found` that have ended by `until`, and count them."""
+    rows = [row for row in found.rows if _is_old(row, until)]
+    cursor = None if found.cursor is None else f"0/{found.cursor}"  # in the form of the cursors of `choose`
+    return Chosen(Removal([row.seq for row in rows], until), cursor, _counted(rows))
+
+
+def _is_old(row: Trigger, until: float) -> bool:
+    return row.ended_at is not None and row.status.ended and row.ended_at <= until
+
+
+def _counted(rows: Sequence[Trigger]) -> dict[str, dict[str, int]]:
+    kinds: dict[str, dict[str, int]] = {}
+    for row in rows:
+        counts = kinds.setdefault(row.kind, {})
+        counts[row.status.value] = counts.get(row.status.value, 0) + 1
+    return kinds
 
 
 def _ending(cursor: str) -> Ending:
@@ -164,18 +207,14 @@ def _removed(turn: UnitOfWork, removal: Removal) -> Purged:
     if removal.change is not None and turn.tx.kinds(after=removal.change):
         return Purged(kinds={})
     rows = turn.tx.triggers_of(removal.seqs).values()
-    old = [row for row in rows if row.ended_at is not None and row.status.ended and row.ended_at <= removal.until]
+    old = [row for row in rows if _is_old(row, removal.until)]
     if turn.tx.has_waits():
         untold = turn.tx.wakes_for([row.id for row in old])
         old = [row for row in old if row.id not in untold]
         turn.tx.drop_waits_of([row.id for row in old])
     turn.tx.remove([row.seq for row in old])
-    kinds: dict[str, dict[str, int]] = {}
-    for row in old:
-        counts = kinds.setdefault(row.kind, {})
-        counts[row.status.value] = counts.get(row.status.value, 0) + 1
-        turn.counted[row.kind, "removed", removal.by] += 1
-    return Purged(kinds=kinds)
+    turn.counted.update((row.kind, "removed", removal.by) for row in old)
+    return Purged(kinds=_counted(old))
 
 
 def remove_old(turn: UnitOfWork, *, keep: float) -> None:

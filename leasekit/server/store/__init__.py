@@ -16,13 +16,49 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from msgspec import Struct
 
 from leasekit._lifecycle.rows import Limits, Trigger
+from leasekit.server.store.routes import kind_of
 from leasekit.task import Status
 
 __all__ = [
-    "MESSAGE", "RETENTION", "Anchor", "Checkpoint", "ClaimMemory", "Company", "Contended", "Content", "Dedupe",
-    "Ending", "Entity", "Filter", "GateRow", "Holding", "KindRow", "Lane", "Limits", "Locked", "Node", "NodeRow",
-    "Reading", "Run", "Share", "SharedStore", "SharedTx", "Space", "Store", "Trigger", "Tx", "View", "shifted",
-]  # fmt: skip
+    "MESSAGE",
+    "RETENTION",
+    "Anchor",
+    "AuditRow",
+    "Checkpoint",
+    "ClaimMemory",
+    "Company",
+    "Contended",
+    "Content",
+    "Deadline",
+    "Dedupe",
+    "Ending",
+    "Entity",
+    "Filter",
+    "GateRow",
+    "Holding",
+    "InboxRow",
+    "KindRow",
+    "Lane",
+    "Limits",
+    "Locked",
+    "MinuteRow",
+    "Node",
+    "NodeRow",
+    "PeriodicRow",
+    "Reading",
+    "Run",
+    "Share",
+    "SharedStore",
+    "SharedTx",
+    "Space",
+    "Store",
+    "Tagged",
+    "TokenRow",
+    "Trigger",
+    "Tx",
+    "View",
+    "shifted",
+]
 
 
 RETENTION = 30 * 86400.0
@@ -111,6 +147,13 @@ class Dedupe(NamedTuple):
     until: float | None
 
 
+class Deadline(NamedTuple):
+    """By when a task must have begun."""
+
+    allowed: float  # the seconds after its due time
+    at: float
+
+
 class KindRow(NamedTuple):
     """The settings of a kind. The fields are in the order of the table's columns."""
 
@@ -134,6 +177,64 @@ class GateRow(NamedTuple):
 
     def holds(self, now: float) -> bool:
         return self.mode != "open" and (self.until is None or now < self.until)
+
+
+class PeriodicRow(NamedTuple):
+    """A periodic task. The fields are in the order of the table's columns."""
+
+    name: str
+    task: bytes  # a `PeriodicTask` as JSON
+    since: float  # the nominal instant of the last firing that was judged, or when its rule began
+    next_at: float | None  # when the next firing is made; None: never, or not while it is paused
+    is_paused: bool
+    last_id: str | None  # of the task of the last firing
+    firings: bytes  # what became of the latest ones: a list of `Firing` as JSON
+    digests: str | None  # of what code has declared, the newest first; None: no code has
+    declared_at: float | None  # when the first of them was declared last
+    changed_at: float
+    changed_by: str | None
+    version: int  # grows with each write
+
+
+class MinuteRow(NamedTuple):
+    """The events of one kind in one minute at one node. The fields are in the order of the table's columns."""
+
+    at: int  # the minutes since the epoch
+    kind: str
+    node: str
+    counts: bytes  # as `server.history` writes them
+
+
+class TokenRow(NamedTuple):
+    """An access token. The fields are in the order of the table's columns."""
+
+    id: str
+    name: str
+    digest: bytes  # the SHA-256 of its secret
+    former_digest: bytes | None  # that of the secret before it
+    former_until: float | None  # until when that is taken too
+    scopes: str  # with commas between them
+    kinds: str  # patterns of kinds, with `/` between them, which no kind has
+    created_at: float
+    created_by: str  # the name of a token, or *local*
+    expires_at: float | None
+    used_at: float | None  # to within five minutes: one write for many requests
+    rotated_at: float | None
+    revoked_at: float | None
+
+
+class AuditRow(NamedTuple):
+    """An act of an operator. The fields are in the order of the table's columns."""
+
+    id: str  # grows with time
+    at: float
+    by: str  # the name of an access token, or *local*
+    token_id: str | None
+    worker: str | None
+    act: str
+    target: str | None
+    fields: str  # names, with commas between them
+    changed: int
 
 
 class ClaimMemory(NamedTuple):
@@ -162,12 +263,21 @@ class Holding(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """The waiting tasks of one kind and priority that have keys, or those that have none, and when the first is due."""
+    """The waiting tasks of one kind and priority that have keys, or those that have none, and when the first is due.
+
+    Tasks that require labels have lanes of their own, which count as lanes of tasks with keys.
+    """
 
     priority: int
-    kind: str
+    name: str
+    """The kind, or the name of a route (`routes`)."""
     due_at: float
     has_keys: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of the tasks."""
+        return kind_of(self.name)
 
 
 class Share(NamedTuple):
@@ -203,6 +313,21 @@ class Filter(NamedTuple):
     """Whether the newest task comes first."""
     root: str | None = None
     """The first task of a chain: it, and the tasks that came from it."""
+    is_live: bool = False
+    """Whether tasks that have ended are left out."""
+    scheduled_by: float | None = None
+    """When a task was accepted at the latest."""
+    tags: Sequence[str] = ()
+    """The tags that a task has, all of them: see `View.tagged`."""
+
+
+class Tagged(NamedTuple):
+    """A part of the tasks with a tag."""
+
+    seqs: Sequence[int]
+    """The tasks that have all wanted tags."""
+    last: int | None
+    """The last `seq` that was looked at; None: no task with the tag was left."""
 
 
 class Contended(Exception):
@@ -225,6 +350,7 @@ class Reading(NamedTuple):
     after: float  # a moment after the reading
     kind_change: int | None = None  # the number of the last change of a kind or gate; None: there are no such tables
     has_waits: bool = False  # whether any task was ever scheduled after another
+    has_routes: bool = False  # whether any task has ever required labels
 
 
 class Node(NamedTuple):
@@ -258,6 +384,14 @@ class NodeRow(NamedTuple):
     has_left: bool
 
 
+class InboxRow(NamedTuple):
+    """A task that an application has put into the inbox of a shared database, in a transaction of its own."""
+
+    number: int
+    task: str  # JSON, as the application wrote it
+    at: float  # when it was written, by the clock of the database
+
+
 class Company(NamedTuple):
     """The nodes that share a store, and what they share."""
 
@@ -286,11 +420,31 @@ class View(Protocol):
         """Return the latest `limit` runs of a task with results and errors, the oldest first."""
         ...
 
-    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
+    def page(
+        self,
+        wanted: Filter,
+        *,
+        after: int,
+        limit: int,
+        until: int | None = None,
+        among: Sequence[int] | None = None,
+    ) -> list[Trigger]:
         """Return the first `limit` matching tasks after the one whose `seq` is `after`, in the order of `wanted`.
 
-        `until` is the last `seq` that is looked at; None: all are.
+        `until` is the last `seq` that is looked at; None: all are. `among` are the only tasks that are looked at, with
+        the tags of `wanted`; None: it has no tags.
         """
+        ...
+
+    def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:
+        """Return which of the next `limit` tasks after the `seq` `after` have all these tags.
+
+        Only tasks with the rarest of the tags are looked at, and only these count towards `limit`.
+        """
+        ...
+
+    def tags(self, seqs: Collection[int]) -> dict[int, list[str]]:
+        """Return the tags of these tasks, sorted; tasks without tags are left out."""
         ...
 
     def next_seq(self, *, after: int, newest: bool) -> int | None:
@@ -310,7 +464,15 @@ class View(Protocol):
         ...
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        """Return the lanes of these kinds in which tasks wait, the most urgent first."""
+        """Return the lanes of these kinds, and of the routes among them, in which tasks wait, the most urgent first."""
+        ...
+
+    def routes(self, kinds: Collection[str]) -> list[str]:
+        """Return the routes of these kinds that have waiting tasks, or had some lately."""
+        ...
+
+    def routes_of(self, seqs: Collection[int]) -> dict[int, str]:
+        """Return the routes of these tasks; tasks that require nothing are left out."""
         ...
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
@@ -332,7 +494,7 @@ class View(Protocol):
     def ended_of(
         self, kinds: Collection[str], *, others: bool, until: float, after: Ending, limit: int
     ) -> list[Ending]:
-        """Return what `ended` returns, of the tasks of these kinds, or with `others` of those of all other kinds."""
+        """Return what `ended` returns, but only of the tasks of these kinds, or, with `others`, of all other kinds."""
         ...
 
     def count_ended(self, wanted: Filter, *, until: float) -> dict[str, dict[str, int]]:
@@ -355,8 +517,35 @@ class View(Protocol):
         """Return the keys of these tasks; tasks without one are left out."""
         ...
 
+    def periodic(self, name: str) -> PeriodicRow | None:
+        """Return a periodic task; None: there is none of this name. In a transaction, other writers of it wait."""
+        ...
+
+    def periodics(self, *, after: str, limit: int) -> list[PeriodicRow]:
+        """Return the first `limit` periodic tasks whose names come after `after`, sorted by name."""
+        ...
+
+    def tokens(self) -> list[TokenRow]:
+        """Return all access tokens, also those that are revoked, the oldest first."""
+        ...
+
+    def audit(self, *, before: str, limit: int) -> list[AuditRow]:
+        """Return up to `limit` acts of operators whose ids come before `before` (empty: all do), the latest first."""
+        ...
+
     def running(self, kinds: Collection[str]) -> dict[str, int]:
         """Count the leased tasks of each of these kinds; kinds without any are left out."""
+        ...
+
+    def running_of_keys(self, kind: str, keys: Collection[str]) -> dict[str, int]:
+        """Count the leased tasks of each of these keys of a kind; keys without any are left out."""
+        ...
+
+    def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:
+        """Return up to `limit` keys that have left their lanes and come back later than now.
+
+        Each comes with its lane, as it is with the key.
+        """
         ...
 
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
@@ -367,12 +556,20 @@ class View(Protocol):
         """Return the parents and the roots of these tasks; tasks that came from no other are left out."""
         ...
 
+    def deadlines(self, seqs: Collection[int]) -> dict[int, Deadline]:
+        """Return by when these tasks must have begun; tasks without a start deadline are left out."""
+        ...
+
     def roots(self, ids: Collection[str]) -> dict[str, str]:
         """Return the roots of the chains of these tasks; unknown ids are left out."""
         ...
 
     def due_times(self, seqs: Collection[int]) -> dict[int, float]:
         """Return when these tasks were to be due, as they were scheduled."""
+        ...
+
+    def minutes(self, *, since: int, kind: str | None = None) -> list[MinuteRow]:
+        """Return what happened in each minute from `since` on, to tasks of this kind, or (None) of all kinds."""
         ...
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
@@ -391,8 +588,25 @@ class Tx(View, Protocol):
         """Reserve `count` consecutive `seq`s, larger than all before, and return the first."""
         ...
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = ...) -> None:
-        """Insert new tasks; `keys` has those of tasks that have one. Raises `Refused` if there is no room for keys."""
+    def add(
+        self,
+        entities: Sequence[Entity],
+        triggers: Sequence[Trigger],
+        keys: Mapping[int, str] = ...,
+        routes: Mapping[int, str] = ...,
+    ) -> None:
+        """Insert new tasks; `keys` and `routes` are those of tasks that have one.
+
+        Raises `Refused` if there is no room for keys and routes.
+        """
+        ...
+
+    def queued_routes(self) -> Mapping[str, Sequence[float]]:
+        """Return the routes in which this transaction has queued tasks, and when these are due."""
+        ...
+
+    def add_tags(self, tags: Sequence[tuple[str, int]]) -> None:
+        """Insert the tags of new tasks: pairs of a tag and a `seq`. Raises `Refused` if there is no room for tags."""
         ...
 
     def unlocked_triggers(self, ids: Collection[str]) -> tuple[dict[str, Trigger], Collection[str]]:
@@ -426,6 +640,18 @@ class Tx(View, Protocol):
         """Write the new states of these tasks."""
         ...
 
+    def set_due_times(self, due_at: Mapping[int, float]) -> None:
+        """Replace when these tasks were to be due, as `due_times` returns it."""
+        ...
+
+    def replace_payloads(self, payloads: Mapping[int, tuple[bytes, bytes]]) -> None:
+        """Replace the digests and the payloads of these tasks."""
+        ...
+
+    def move(self, seqs: Collection[int], *, priority: int) -> None:
+        """Put waiting tasks into the lane of this priority; `save` of their new states must follow."""
+        ...
+
     def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         """Set these tasks to `status`; move the ends of their leases to `now` plus `heartbeat_timeout`, never back.
 
@@ -438,7 +664,7 @@ class Tx(View, Protocol):
         ...
 
     def remove(self, seqs: Collection[int]) -> None:
-        """Delete these tasks with their runs and checkpoints, and the dedupe keys whose first tasks they are."""
+        """Delete these tasks with their runs, checkpoints and tags, and the dedupe keys whose first tasks they are."""
         ...
 
     def give_back(self, *, most: int) -> None:
@@ -474,6 +700,28 @@ class Tx(View, Protocol):
         """Count tasks as taken from these keys. A key joins at `base` if it is behind, and owes one task at most.
 
         It stays as long as it has due tasks.
+        """
+        ...
+
+    def leave(self, lane: Lane, until: Mapping[str, float | None], *, most: int) -> None:
+        """Take keys out of a lane until a moment, or (None) as long as `most` of their tasks run.
+
+        They come back sooner when they are freed, or when their queues change. A key of which another writer has ended
+        a run meanwhile stays.
+        """
+        ...
+
+    def free_keys(self, seqs: Collection[int]) -> list[Lane]:
+        """Put the keys of these tasks back into the lanes that they have left; return these, as they are then.
+
+        Keys that come back at a moment wait for that.
+        """
+        ...
+
+    def free_keys_of(self, kinds: Collection[str], *, at_moments: bool = True) -> list[Lane]:
+        """Put all keys of these kinds back into the lanes that the keys have left, and return these lanes.
+
+        Without `at_moments`, keys that come back at a known moment still wait for that moment.
         """
         ...
 
@@ -565,6 +813,64 @@ class Tx(View, Protocol):
         """Remove a gate, and count a change."""
         ...
 
+    def next_deadline(self) -> float | None:
+        """Return the first start deadline of any task."""
+        ...
+
+    def passed_deadlines(self, *, now: float, limit: int) -> list[int]:
+        """Return the first `limit` tasks whose start deadlines have passed."""
+        ...
+
+    def set_deadlines(self, deadlines: Mapping[int, Deadline]) -> None:
+        """Note by when these tasks must have begun, in place of what was noted."""
+        ...
+
+    def drop_deadlines(self, seqs: Collection[int]) -> None:
+        """Forget the start deadlines of these tasks."""
+        ...
+
+    def next_firing(self) -> float | None:
+        """Return when the next periodic task fires."""
+        ...
+
+    def due_periodics(self, *, now: float, limit: int) -> list[PeriodicRow]:
+        """Return up to `limit` periodic tasks that fire by now, the longest due first.
+
+        Other writers of these rows wait until this transaction ends. Rows that another writer has locked are left out.
+        """
+        ...
+
+    def set_periodic(self, row: PeriodicRow) -> None:
+        """Add a periodic task, or replace the version before this one. Raises `Contended` if that is not there.
+
+        Version 1 is added. Raises `Refused` if there is no room.
+        """
+        ...
+
+    def remove_periodic(self, name: str) -> None:
+        """Remove a periodic task."""
+        ...
+
+    def set_tokens(self, rows: Sequence[TokenRow]) -> None:
+        """Add access tokens, or replace those with the same ids. `begin_change` must have been called."""
+        ...
+
+    def use_tokens(self, used_at: Mapping[str, float]) -> None:
+        """Note when access tokens were used, by their ids."""
+        ...
+
+    def remove_tokens(self, ids: Collection[str]) -> None:
+        """Remove access tokens."""
+        ...
+
+    def add_audit(self, rows: Sequence[AuditRow]) -> None:
+        """Add acts of operators to the audit log, if the store has one."""
+        ...
+
+    def forget_audit(self, *, before: float, limit: int) -> int:
+        """Delete up to `limit` acts from before this time, and return how many were deleted."""
+        ...
+
     def collections(self, seqs: Collection[int]) -> dict[int, str]:
         """Return the collections of these tasks; tasks without one are left out."""
         ...
@@ -584,7 +890,7 @@ class Tx(View, Protocol):
     def begin_starts(self, kinds: Collection[str]) -> Collection[str]:
         """Keep other writers from starting tasks of these kinds with limits until this transaction ends.
 
-        Return the kinds of which no other writer starts tasks now. All that is read afterwards is as it left them.
+        Return the kinds of which no other writer starts tasks now. Later reads see all that such writers have written.
         """
         ...
 
@@ -594,6 +900,14 @@ class Tx(View, Protocol):
 
     def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
         """Add token buckets, or replace those that this transaction has read or written."""
+        ...
+
+    def fill_buckets(self, kind: str, *, full_by: float, of_keys: bool = False) -> None:
+        """Let the token bucket of a kind, or those of its keys, be full at this moment at the latest."""
+        ...
+
+    def forget_buckets(self, kinds: Collection[str], *, now: float, limit: int) -> None:
+        """Remove up to `limit` token buckets of keys of these kinds that are full; none is as good."""
         ...
 
     def has_waits(self) -> bool:
@@ -612,7 +926,7 @@ class Tx(View, Protocol):
         ...
 
     def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
-        """Note what tasks wait for, as `waits` returns it. Raises `Refused` if there is no room."""
+        """Note what tasks wait for: pairs of an awaited and a waiting task. Raises `Refused` if there is no room."""
         ...
 
     def drop_waits(self, waits: Collection[tuple[str, str]]) -> None:
@@ -642,6 +956,10 @@ class Tx(View, Protocol):
         """Return whether the store has room for chains."""
         return True
 
+    def has_inbox(self) -> bool:
+        """Return whether applications have put tasks into the inbox, if the store has one."""
+        return False
+
     def add_to_chains(self, tasks: Sequence[tuple[int, str, str]]) -> None:
         """Note the parents and the roots of these tasks."""
         ...
@@ -652,6 +970,14 @@ class Tx(View, Protocol):
 
     def cancel_chains(self, roots: Collection[str], *, at: float) -> None:
         """Note that the chains of these roots are cancelled, for as long as their first tasks are kept."""
+        ...
+
+    def add_minutes(self, rows: Sequence[MinuteRow]) -> None:
+        """Insert what happened in a minute that is over, in place of what this node has written of it."""
+        ...
+
+    def forget_minutes(self, *, before: int, limit: int) -> None:
+        """Delete up to about `limit` rows of minutes before this one."""
         ...
 
     def latest_time(self) -> float:
@@ -728,6 +1054,22 @@ class SharedTx(Tx, Protocol):
 
     def forget_nodes(self, before: float) -> None:
         """Remove nodes that were seen last before this moment, by the clock of leases."""
+        ...
+
+    def inbox(self, *, limit: int, most_bytes: int, numbers: Sequence[int] | None) -> list[InboxRow]:
+        """Return the first `limit` rows of the inbox (of `numbers`, unless None), up to `most_bytes` in all.
+
+        Rows that another writer has locked, or that were set aside, are left out. A first row that is longer than
+        `most_bytes` is returned alone.
+        """
+        ...
+
+    def leave_inbox(self, numbers: Collection[int]) -> None:
+        """Remove these rows of the inbox."""
+        ...
+
+    def set_aside(self, refused: Mapping[int, str]) -> None:
+        """Note why these rows of the inbox cannot become tasks."""
         ...
 
 

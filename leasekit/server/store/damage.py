@@ -13,7 +13,7 @@ from msgspec import Raw
 from msgspec.structs import fields, replace
 
 from leasekit._lifecycle.states import LEASED, WAITING
-from leasekit.server.store import Content, GateRow, Run, Trigger
+from leasekit.server.store import Content, GateRow, Run, TokenRow, Trigger
 from leasekit.task import Status
 
 logger = logging.getLogger("leasekit.server")
@@ -21,6 +21,7 @@ logger = logging.getLogger("leasekit.server")
 _MOST = 2**62  # the greatest count; the store can hold twice as much
 _FIRST, _LAST = -6.2e10, 253_402_300_800.0  # seconds since the epoch: the years 5 to 9999, as in a `datetime`
 _TTL = 365 * 86400.0  # the longest ttl of a task
+_SHA256 = 32  # bytes
 _FIELDS = fields(Trigger)
 _INSTEAD = {"priority": 2, "claim_timeout": 1.0, "heartbeat_timeout": 1.0, "status": Status.DEAD}
 _AFTER_EXPIRY = frozenset({Status.ENQUEUED, Status.RETRIABLE_FAILURE})  # the token of an expired lease is kept
@@ -40,6 +41,7 @@ def json_fault(value: Any) -> str | None:
 
 
 def content_fault(content: Content | None) -> str | None:
+    """Return why a task's payload or progress cannot be read; None: both can."""
     if content is None:
         return "its row of `task` is missing"
     if (fault := json_fault(content.payload)) is not None:
@@ -70,7 +72,7 @@ def triggers(rows: Sequence[tuple[Any, ...]]) -> tuple[list[Trigger], list[Trigg
 
 
 def set_aside(row: Trigger, damage: str) -> Trigger:
-    """Return the state of a damaged task as *dead*; a status that is already final stays."""
+    """Return a damaged task's state as *dead*, with the damage as its reason; an ended task keeps its status."""
     status = row.status if row.status.ended else Status.DEAD
     reason = f"the store is damaged, and this task is set aside: {damage}; schedule it again under another id"
     ended_at = time.time() if row.ended_at is None else row.ended_at
@@ -105,6 +107,21 @@ def gates(rows: Iterable[tuple[Any, ...]]) -> list[GateRow]:
             logger.error("the gate of the %s %r has no effect, its row is damaged: %s", row[0], row[1], error)
         else:
             whole += [gate] if is_number(gate.changed_at) and is_number(gate.until or 0) else []
+    return whole
+
+
+def tokens(rows: Iterable[tuple[Any, ...]]) -> list[TokenRow]:
+    """Return the access tokens; one whose row is damaged is not valid."""
+    whole: list[TokenRow] = []
+    for row in rows:
+        try:
+            token = msgspec.convert(row, TokenRow)
+        except msgspec.ValidationError as error:
+            logger.error("the access token %r is not valid, its row is damaged: %s", row[0], error)
+        else:
+            times = (token.created_at, token.former_until, token.expires_at, token.used_at, token.rotated_at)
+            is_whole = all(is_number(at or 0) for at in (*times, token.revoked_at)) and len(token.digest) == _SHA256
+            whole += [token] if is_whole else []
     return whole
 
 

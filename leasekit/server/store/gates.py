@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from leasekit.server.store import GateRow
+from leasekit.server.store.routes import kind_of
 
 KIND, COLLECTION = "kind", "collection"
 PAUSE, DROP, OPEN = "pause", "drop", "open"
@@ -30,9 +31,9 @@ class Gates:
         return {name: row for name, row in closed.items() if row.holds(now)} if self._opening else closed
 
     def passing(self, counts: Mapping[str, int], now: float) -> Mapping[str, int]:
-        """Return the counts of those of these kinds that are open."""
+        """Return the counts of those of these kinds and routes that are open."""
         closed = self.holding(KIND, now) if self.rows else ()
-        return {kind: count for kind, count in counts.items() if kind not in closed} if closed else counts
+        return {name: count for name, count in counts.items() if kind_of(name) not in closed} if closed else counts
 
     def of(self, kind: str, collection: str | None, now: float) -> GateRow | None:
         """Return the gate behind which a task of this kind and collection waits."""

@@ -1,7 +1,9 @@
 """Tasks with keys in an SQL store: when they are due, and the shares of their keys.
 
 Rule 1: only this module knows that the row of a waiting task with a key does not say when the task is due.
-Rule 2: a transaction that changes what waits of a key reads at its end, with the share locked, when the first of these
+Rule 2: the share of a key that has left its lane says a later first due time, so no claim reads it: the same year, or
+        the moment at which the key comes back.
+Rule 3: a transaction that changes what waits of a key reads at its end, with the share locked, when the first of these
         tasks is due, and writes that into the share. So a share is true whatever other writers do at the same time.
 """
 
@@ -13,13 +15,14 @@ from msgspec.structs import replace
 from leasekit._lifecycle.states import WAITING
 from leasekit.server.store import Lane, Trigger, damage
 from leasekit.server.store import statements as sql
+from leasekit.server.store.routes import is_route
 from leasekit.server.store.schema import QUEUED_AT
 
 
 class Place(NamedTuple):
     """A key of a lane."""
 
-    kind: str
+    kind: str  # or the name of a route
     priority: int
     key: str
 
@@ -31,6 +34,7 @@ class Charge(NamedTuple):
     taken: int = 0
     base: float | None = None
     now: float | None = None
+    until: float | None = None  # the key leaves its lane until then
 
 
 class Rows(Protocol):
@@ -44,7 +48,7 @@ class Rows(Protocol):
 
 
 def with_due_times(session: Rows, tasks: list[Trigger]) -> tuple[list[Trigger], dict[int, Place]]:
-    """Return the states of tasks with when they are due, and the places of those that wait and have keys."""
+    """Return the states of tasks, with their due times filled in, and the places of waiting tasks that have keys."""
     queued = [task.seq for task in tasks if task.next_trigger_at == QUEUED_AT]
     if not queued:
         return tasks, {}
@@ -63,18 +67,23 @@ class KeyedTasks:
         self._charges: dict[Place, Charge] = {}
         self._lanes: dict[tuple[int, str], Lane] = {}  # those in which this transaction has queued tasks …
         self._keys: dict[tuple[int, str], set[str]] = {}  # … and the keys of these tasks
+        self.queued_routes: dict[str, list[float]] = {}  # the routes of these tasks, and when they are due
 
     def read(self, tasks: list[Trigger]) -> list[Trigger]:
-        """Return the states of tasks with when they are due."""
+        """Return the states of tasks, with their due times filled in."""
         tasks, places = with_due_times(self._session, tasks)
         self._places.update(places)
         return tasks
 
-    def add(self, tasks: Sequence[Trigger], keys: Mapping[int, str]) -> Sequence[Trigger]:
+    def add(self, tasks: Sequence[Trigger], keys: Mapping[int, str], routes: Mapping[int, str]) -> Sequence[Trigger]:
         """Queue new tasks; return them as they are to be written."""
-        if not keys:
+        if not keys and not routes:
             return tasks
-        of = {task.seq: Place(task.kind, task.priority, keys[task.seq]) for task in tasks if task.seq in keys}
+        of = {
+            task.seq: Place(routes.get(task.seq, task.kind), task.priority, keys.get(task.seq, ""))
+            for task in tasks
+            if task.seq in keys or task.seq in routes
+        }
         self._places.update(of)
         rows = [(task.seq, *of[task.seq], task.next_trigger_at) for task in tasks if task.seq in of]
         self._session.insert(sql.ADD_KEYED, rows)
@@ -89,6 +98,14 @@ class KeyedTasks:
         due = {task.seq: task.next_trigger_at if task.status in WAITING else None for task in changed}
         self._session.update(sql.SAVE_KEYED, [(due_at, seq) for seq, due_at in due.items()])
         return [self._queued(task) if task.seq in due else task for task in tasks]
+
+    def move(self, seqs: Collection[int], priority: int) -> None:
+        """Note that tasks go to another lane, if they have keys; `save` queues them there."""
+        self._look_up([seq for seq in seqs if seq not in self._places])
+        for seq in seqs:
+            if (place := self._places.get(seq)) is not None:
+                self._touch(place)
+                self._places[seq] = place._replace(priority=priority)
 
     def end(self, seqs: Iterable[int]) -> None:
         """Take ended tasks out of their queues."""
@@ -105,22 +122,51 @@ class KeyedTasks:
 
     def note(self, lane: Lane, key: str, tasks: Iterable[Trigger]) -> None:
         """Note the key of tasks that were read from its queue."""
-        place = Place(lane.kind, lane.priority, key)
+        place = Place(lane.name, lane.priority, key)
         self._places.update((task.seq, place) for task in tasks)
 
     def charge(self, lane: Lane, taken: Mapping[str, int], *, base: float, now: float) -> None:
         for key, count in taken.items():
-            place = Place(lane.kind, lane.priority, key)
+            place = Place(lane.name, lane.priority, key)
             before = self._charges.get(place, Charge(place)).taken
             self._charges[place] = Charge(place, before + count, base, now)
+
+    def leave(self, lane: Lane, until: Mapping[str, float | None]) -> None:
+        for key, again_at in until.items():
+            place = Place(lane.name, lane.priority, key)
+            at = QUEUED_AT if again_at is None else again_at
+            self._charges[place] = self._charges.get(place, Charge(place))._replace(until=at)
+
+    def leaving(self) -> dict[str, set[str]]:
+        """Return the keys of each kind or route that leave their lanes until a run ends."""
+        of_kinds: dict[str, set[str]] = {}
+        for place, charge in self._charges.items():
+            if charge.until == QUEUED_AT:
+                of_kinds.setdefault(place.kind, set()).add(place.key)
+        return of_kinds
+
+    def stay(self, kind: str, keys: Collection[str]) -> None:
+        """Let keys that were to leave their lanes stay."""
+        for place, charge in self._charges.items():
+            if place.kind == kind and place.key in keys:
+                self._charges[place] = charge._replace(until=None)
+
+    def come_back(self, full: Iterable[tuple[Lane, str]]) -> list[Lane]:
+        """Put keys back into the lanes that they have left; return these lanes."""
+        lanes: list[Lane] = []
+        for lane, key in full:
+            self._touch(Place(lane.name, lane.priority, key))
+            self._note_queued(lane, key)
+            lanes.append(lane)
+        return lanes
 
     def changes(self) -> list[Charge]:
         """Return what is to be written into shares, in the order in which all writers lock them."""
         return sorted(self._charges.values(), key=lambda charge: charge.place)
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        """Return the lanes in which this transaction has queued tasks."""
-        return [lane for lane in self._lanes.values() if lane.kind in kinds]
+        """Return the lanes of these kinds and routes in which this transaction has queued tasks."""
+        return [lane for lane in self._lanes.values() if lane.name in kinds]
 
     def keys(self, lane: Lane) -> set[str]:
         """Return the keys of a lane for which this transaction has queued tasks."""
@@ -132,10 +178,14 @@ class KeyedTasks:
         self._touch(place)
         if task.status not in WAITING or task.next_trigger_at is None:
             return task
-        lane = Lane(place.priority, place.kind, task.next_trigger_at, has_keys=True)
-        self._lanes[lane[:2]] = min(lane, self._lanes.get(lane[:2], lane))
-        self._keys.setdefault(lane[:2], set()).add(place.key)
+        self._note_queued(Lane(place.priority, place.kind, task.next_trigger_at, has_keys=True), place.key)
+        if is_route(place.kind):
+            self.queued_routes.setdefault(place.kind, []).append(task.next_trigger_at)
         return replace(task, next_trigger_at=QUEUED_AT)
+
+    def _note_queued(self, lane: Lane, key: str) -> None:
+        self._lanes[lane[:2]] = min(lane, self._lanes.get(lane[:2], lane))
+        self._keys.setdefault(lane[:2], set()).add(key)
 
     def _touch(self, place: Place) -> None:
         self._charges.setdefault(place, Charge(place))

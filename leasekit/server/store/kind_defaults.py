@@ -45,6 +45,9 @@ class KindDefaults:
         self.rules: Mapping[str, KindRules] = {}  # the same, of the kinds that have any; replaced, never changed
         self.clock = KindClock()
         self.has_waits = False  # whether tasks wait for others, or ever did; also for other threads
+        self.start_by: float | None = None  # the first start deadline of any task, or an earlier moment
+        self.has_inbox = False  # whether applications have put tasks into the inbox; also for other threads
+        self.fires_at: float | None = None  # when the next periodic task fires; also for other threads
 
     def read(self, tx: Tx) -> Mapping[str, CompleteSettings]:
         """Return the complete settings of each kind that has any."""

@@ -1,11 +1,13 @@
 """Rules of kinds as a whole, complete: their limits, and their shares."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from leasekit.task import KindSettings
+
+_T = TypeVar("_T")
 
 
 class KindRules(NamedTuple):
@@ -16,11 +18,19 @@ class KindRules(NamedTuple):
     burst: int = 1
     weight: float = 1.0
     aging: float = math.inf
+    key_concurrency: int | None = None
+    key_rate: float | None = None
+    key_burst: int = 1
 
     @property
     def is_limited(self) -> bool:
-        """Return whether there are moments at which no task of the kind may start."""
-        return self.concurrency is not None or self.rate is not None
+        """Return whether there are moments at which no task of the kind may start, or none of some key."""
+        return self.concurrency is not None or self.rate is not None or self.limits_keys
+
+    @property
+    def limits_keys(self) -> bool:
+        """Return whether there are moments at which no task of some key may start."""
+        return self.key_concurrency is not None or self.key_rate is not None
 
 
 NO_RULES = KindRules()
@@ -28,11 +38,22 @@ NO_RULES = KindRules()
 
 def rules_of(settings: KindSettings) -> KindRules:
     """Return the rules in the settings of a kind; `NO_RULES` if it sets none."""
-    rate = None if settings.rate is UNSET else settings.rate
+    rate, key_rate = _given(settings.rate), _given(settings.key_rate)
     return KindRules(
-        concurrency=None if settings.concurrency is UNSET else settings.concurrency,
+        concurrency=_given(settings.concurrency),
         rate=rate,
-        burst=max(1, math.ceil(rate or 0)) if settings.burst is UNSET else settings.burst,
+        burst=_burst(rate, settings.burst),
         weight=1.0 if settings.weight is UNSET else settings.weight,
         aging=math.inf if settings.aging is UNSET else settings.aging,
+        key_concurrency=_given(settings.key_concurrency),
+        key_rate=key_rate,
+        key_burst=_burst(key_rate, settings.key_burst),
     )
+
+
+def _burst(rate: float | None, burst: int | UnsetType) -> int:
+    return max(1, math.ceil(rate or 0)) if burst is UNSET else burst
+
+
+def _given(value: _T | UnsetType) -> _T | None:
+    return None if value is UNSET else value

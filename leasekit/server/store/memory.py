@@ -2,6 +2,7 @@
 
 import bisect
 import math
+import sys
 import threading
 import uuid
 from collections import Counter
@@ -12,15 +13,17 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from leasekit._lifecycle.states import LEASED
+from leasekit._lifecycle.states import LEASED, WAITING
 from leasekit._lifecycle.transitions import renewed
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.store import (
     Anchor,
+    AuditRow,
     Checkpoint,
     ClaimMemory,
     Content,
+    Deadline,
     Dedupe,
     Ending,
     Entity,
@@ -30,14 +33,19 @@ from leasekit.server.store import (
     KindRow,
     Lane,
     Limits,
+    MinuteRow,
+    PeriodicRow,
     Run,
     Share,
     Store,
+    Tagged,
+    TokenRow,
     Trigger,
     Tx,
     View,
     shifted,
 )
+from leasekit.server.store.routes import is_route, kind_of
 from leasekit.task import Status
 
 _Due = tuple[float, int]  # a next trigger time, and the `seq` of its task
@@ -45,6 +53,7 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 _NO_KEYS: Mapping[int, str] = {}
 _NONE_TAKEN = (0.0, False)
+_NEVER = math.inf
 
 
 class MemoryStore(Store):
@@ -92,8 +101,10 @@ class _Tables:
         self.ended: list[_Due] = []  # by the end of the task
         self.lanes: dict[str, dict[int, list[_Due]]] = {}  # kind → priority → waiting tasks without keys
         self.keys: dict[int, str] = {}
+        self.routes: dict[int, str] = {}
         self.queues: dict[tuple[int, str], dict[str, list[_Due]]] = {}  # lane → key → waiting tasks
         self.shares: dict[tuple[int, str], dict[str, tuple[float, bool]]] = {}  # taken, and whether it has joined
+        self.full: dict[tuple[int, str], dict[str, float]] = {}  # the keys that have left a lane, and until when
         self.progress: dict[int, Checkpoint] = {}
         self.runs: dict[int, dict[int, Run]] = {}
         self.dedupes: dict[tuple[str, str], Dedupe] = {}
@@ -103,16 +114,22 @@ class _Tables:
         self.gates: dict[tuple[str, str], GateRow] = {}
         self.parked: dict[int, tuple[float, str]] = {}  # when a task was due, and its collection
         self.buckets: dict[tuple[str, str], float] = {}
-
+        self.periodics: dict[str, PeriodicRow] = {}
+        self.minutes: dict[tuple[int, str, str], MinuteRow] = {}
+        self.tokens: dict[str, TokenRow] = {}
+        self.audit: dict[str, AuditRow] = {}
         self.waits: dict[str, dict[str, None]] = {}  # the tasks that wait for each awaited one
         self.waits_of: dict[str, dict[str, None]] = {}  # the tasks for which each waiting one waits
         self.wakes: dict[str, str] = {}
         self.chains: dict[int, tuple[str, str]] = {}  # the parent and the root of a task
         self.cancelled_chains: dict[str, float] = {}
+        self.deadlines: dict[int, Deadline] = {}
+        self.tags: dict[int, list[str]] = {}
+        self.tagged: dict[str, dict[int, None]] = {}  # the tasks with each tag, the oldest first
         self.changes: dict[None, int] = {None: 0}  # the number of the last change of a kind or gate
 
     def remove(self, row: Trigger) -> None:
-        """Delete a task with all that belongs to it, if its state is still this one."""
+        """Delete a task with all its rows, if `row` is still its state."""
         seq = row.seq
         if self.triggers.get(seq) is not row:
             return
@@ -120,9 +137,14 @@ class _Tables:
         entity = self.entities.pop(seq)
         del self.seqs[row.id]
         self.keys.pop(seq, None)
+        self.routes.pop(seq, None)
         self.progress.pop(seq, None)
         self.runs.pop(seq, None)
         self.chains.pop(seq, None)
+        for tag in self.tags.pop(seq, ()):
+            del self.tagged[tag][seq]
+            if not self.tagged[tag]:
+                del self.tagged[tag]
         self.cancelled_chains.pop(row.id, None)
         key = (entity.kind, entity.dedupe_key or "")
         if (first := self.dedupes.get(key)) is not None and first.id == row.id:
@@ -142,7 +164,7 @@ class _Tables:
         if (at := _place_of(row)) is not None:
             listed = self._index_of(row)
             del listed[bisect.bisect_left(listed, (at, row.seq))]
-            if not listed and row.seq in self.keys and (queues := self.queues.get((row.priority, row.kind))):
+            if not listed and row.seq in self.keys and (queues := self.queues.get(self._lane_of(row))):
                 if queues.get(self.keys[row.seq]) is listed:
                     del queues[self.keys[row.seq]]
             elif not listed and (lanes := self.lanes.get(row.kind)) and lanes.get(row.priority) is listed:
@@ -156,8 +178,11 @@ class _Tables:
         if row.status in LEASED:
             return self.leases
         if row.seq in self.keys:
-            return self.queues.setdefault((row.priority, row.kind), {}).setdefault(self.keys[row.seq], [])
+            return self.queues.setdefault(self._lane_of(row), {}).setdefault(self.keys[row.seq], [])
         return self.lanes.setdefault(row.kind, {}).setdefault(row.priority, [])
+
+    def _lane_of(self, row: Trigger) -> tuple[int, str]:
+        return row.priority, self.routes.get(row.seq, row.kind)
 
 
 def _place_of(row: Trigger) -> float | None:
@@ -184,8 +209,18 @@ class _MemoryView(View):
         runs = self._tables.runs.get(seq, {})
         return [runs[fence] for fence in sorted(runs)][-limit:]
 
-    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
+    def page(
+        self,
+        wanted: Filter,
+        *,
+        after: int,
+        limit: int,
+        until: int | None = None,
+        among: Sequence[int] | None = None,
+    ) -> list[Trigger]:
         rows = self._tables.triggers.items()
+        if among is not None:
+            rows = {seq: self._tables.triggers[seq] for seq in sorted(among)}.items()
         matching = (
             row
             for seq, row in (reversed(rows) if wanted.newest else rows)
@@ -195,9 +230,22 @@ class _MemoryView(View):
             and wanted.status in (None, row.status)
             and wanted.worker in (None, row.owner)
             and wanted.collection in (None, self._tables.entities[seq].collection)
+            and not (wanted.is_live and row.status.ended)
+            and (wanted.scheduled_by is None or self._tables.entities[seq].created_at <= wanted.scheduled_by)
             and wanted.root in (None, row.id, self._tables.chains.get(seq, ("", ""))[1])
         )
         return [row for row, _ in zip(matching, range(limit), strict=False)]
+
+    def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:
+        of_tags = [self._tables.tagged.get(tag, {}) for tag in tags]
+        rarest = min(of_tags, key=len)
+        seqs = [seq for seq in (reversed(rarest) if newest else rarest) if (seq < after if newest else seq > after)]
+        step = seqs[:limit]
+        found = [seq for seq in step if all(seq in of_tag for of_tag in of_tags)]
+        return Tagged(found, step[-1] if step else None)
+
+    def tags(self, seqs: Collection[int]) -> dict[int, list[str]]:
+        return _chosen(self._tables.tags, seqs)
 
     def next_seq(self, *, after: int, newest: bool) -> int | None:
         seqs = reversed(self._tables.triggers) if newest else iter(self._tables.triggers)
@@ -224,15 +272,34 @@ class _MemoryView(View):
             for priority, waiting in lanes.get(kind, {}).items()
             if waiting
         ]
-        keyed = [
-            Lane(*lane, min(waiting[0][0] for waiting in queues.values()), has_keys=True)
+        firsts = {
+            lane: [max(waiting[0][0], self._left_until(lane, key)) for key, waiting in queues.items()]
             for lane, queues in self._tables.queues.items()
-            if lane[1] in kinds and queues
-        ]
+            if lane[1] in kinds
+        }
+        lanes_due = {lane: min(ats, default=_NEVER) for lane, ats in firsts.items()}
+        keyed = [Lane(*lane, due_at, has_keys=True) for lane, due_at in lanes_due.items() if due_at < _NEVER]
         return sorted(unkeyed + keyed)
 
+    def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:
+        queues, of_lanes = self._tables.queues, self._tables.full.items()
+        full = [(lane, key) for lane, of in of_lanes if lane[1] in kinds for key, at in of.items() if at > now]
+        waiting = ((lane, key, queues.get(lane, {}).get(key)) for lane, key in full[:limit])
+        return [(Lane(*lane, first[0][0], has_keys=True), key) for lane, key, first in waiting if first]
+
+    def _left_until(self, lane: tuple[int, str], key: str) -> float:
+        """Return until when a key has left its lane; zero: it has not."""
+        return self._tables.full.get(lane, {}).get(key, 0.0)
+
     def keys(self, seqs: Collection[int]) -> dict[int, str]:
-        return _chosen(self._tables.keys, seqs)
+        return {seq: key for seq, key in _chosen(self._tables.keys, seqs).items() if key}
+
+    def routes(self, kinds: Collection[str]) -> list[str]:
+        names = {name for _, name in self._tables.queues if is_route(name)} if self._tables.routes else ()
+        return sorted(name for name in names if kind_of(name) in kinds)
+
+    def routes_of(self, seqs: Collection[int]) -> dict[int, str]:
+        return _chosen(self._tables.routes, seqs)
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
         if lane.has_keys:
@@ -244,8 +311,8 @@ class _MemoryView(View):
         return min(due, most), min(len(waiting) - due, most)
 
     def count_keys(self, lane: Lane, *, now: float, most: int) -> int:
-        queues = self._tables.queues.get(lane[:2], {}).values()
-        return min(most, sum(waiting[0][0] <= now for waiting in queues))
+        queues = self._tables.queues.get(lane[:2], {}).items()
+        return min(most, sum(max(waiting[0][0], self._left_until(lane[:2], key)) <= now for key, waiting in queues))
 
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
         first = bisect.bisect_right(self._tables.ended, tuple(after))
@@ -278,6 +345,24 @@ class _MemoryView(View):
     def kinds(self, *, after: int = 0) -> list[KindRow]:
         return sorted(row for row in self._tables.kinds.values() if row.change > after)
 
+    def periodic(self, name: str) -> PeriodicRow | None:
+        return self._tables.periodics.get(name)
+
+    def minutes(self, *, since: int, kind: str | None = None) -> list[MinuteRow]:
+        rows = list(self._tables.minutes.values())
+        return [row for row in rows if row.at >= since and kind in (None, row.kind)]
+
+    def periodics(self, *, after: str, limit: int) -> list[PeriodicRow]:
+        names = sorted(name for name in self._tables.periodics if name > after)
+        return [self._tables.periodics[name] for name in names[:limit]]
+
+    def tokens(self) -> list[TokenRow]:
+        return sorted(self._tables.tokens.values(), key=lambda row: (row.created_at, row.id))
+
+    def audit(self, *, before: str, limit: int) -> list[AuditRow]:
+        ids = sorted((row for row in self._tables.audit if not before or row < before), reverse=True)
+        return [self._tables.audit[entry] for entry in ids[:limit]]
+
     def gates(self) -> list[GateRow]:
         return sorted(self._tables.gates.values(), key=lambda row: row[:2])
 
@@ -287,12 +372,19 @@ class _MemoryView(View):
     def running(self, kinds: Collection[str]) -> dict[str, int]:
         return Counter(row.kind for row in self._leased() if row.kind in kinds)
 
+    def running_of_keys(self, kind: str, keys: Collection[str]) -> dict[str, int]:
+        leased = (self._tables.keys.get(row.seq) for row in self._leased() if row.kind == kind)
+        return Counter(key for key in leased if key is not None and key in keys)
+
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         of = self._tables.waits_of
         return [(awaited, task_id) for task_id in sorted(ids) for awaited in sorted(of.get(task_id, ()))]
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
         return _chosen(self._tables.chains, seqs)
+
+    def deadlines(self, seqs: Collection[int]) -> dict[int, Deadline]:
+        return _chosen(self._tables.deadlines, seqs)
 
     def roots(self, ids: Collection[str]) -> dict[str, str]:
         chains = self._tables.chains
@@ -319,6 +411,7 @@ class _MemoryTx(_MemoryView, Tx):
         super().__init__(tables)
         self._undo: list[Callable[[], Any]] = []
         self._removed: list[Trigger] = []
+        self._queued_routes: dict[str, list[float]] = {}
 
     def undo(self) -> None:
         for undo in reversed(self._undo):
@@ -329,7 +422,16 @@ class _MemoryTx(_MemoryView, Tx):
         self._tables.last_seq += count
         return first
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
+    def add(
+        self,
+        entities: Sequence[Entity],
+        triggers: Sequence[Trigger],
+        keys: Mapping[int, str] = _NO_KEYS,
+        routes: Mapping[int, str] = _NO_KEYS,
+    ) -> None:
+        for seq, name in routes.items():
+            self._put(self._tables.routes, seq, name)
+            self._put(self._tables.keys, seq, "")
         for seq, key in keys.items():
             self._put(self._tables.keys, seq, key)
         for entity in entities:
@@ -338,6 +440,11 @@ class _MemoryTx(_MemoryView, Tx):
             self._put(self._tables.seqs, entity.id, entity.seq)
             self._put(self._tables.entities, entity.seq, entity)
         self.save(triggers)
+
+    def add_tags(self, tags: Sequence[tuple[str, int]]) -> None:
+        for tag, seq in sorted(tags, key=lambda item: item[1]):
+            self._put(self._tables.tags, seq, sorted([*self._tables.tags.get(seq, ()), tag]))
+            self._put(self._tables.tagged.setdefault(tag, {}), seq, None)
 
     def triggers_of(self, seqs: Collection[int]) -> dict[int, Trigger]:
         return _chosen(self._tables.triggers, seqs)
@@ -359,11 +466,30 @@ class _MemoryTx(_MemoryView, Tx):
 
     def limits(self, seqs: Collection[int]) -> dict[int, Limits]:
         entities = self.entities(seqs).items()
-        return {seq: Limits(e.max_attempts, e.max_crashes, e.retry, e.expiry) for seq, e in entities}
+        return {seq: Limits(e.max_attempts, e.max_crashes, e.retry, e.expiry, e.enqueue_timeout) for seq, e in entities}
 
     def save(self, triggers: Sequence[Trigger]) -> None:
         for row in triggers:
             self._undo.append(self._tables.place(row))
+            name = self._tables.routes.get(row.seq)
+            if name is not None and row.next_trigger_at is not None and row.status in WAITING:
+                self._queued_routes.setdefault(name, []).append(row.next_trigger_at)
+
+    def queued_routes(self) -> Mapping[str, Sequence[float]]:
+        return self._queued_routes
+
+    def set_due_times(self, due_at: Mapping[int, float]) -> None:
+        for seq, entity in self.entities(due_at).items():
+            self._put(self._tables.entities, seq, replace(entity, at=due_at[seq]))
+
+    def replace_payloads(self, payloads: Mapping[int, tuple[bytes, bytes]]) -> None:
+        for seq, entity in self.entities(payloads).items():
+            digest, payload = payloads[seq]
+            self._put(self._tables.entities, seq, replace(entity, digest=digest, payload=payload))
+
+    def move(self, seqs: Collection[int], *, priority: int) -> None:
+        for seq, entity in self.entities(seqs).items():
+            self._put(self._tables.entities, seq, replace(entity, priority=priority))
 
     def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         rows = self.triggers_of(seqs).values()
@@ -398,7 +524,8 @@ class _MemoryTx(_MemoryView, Tx):
 
     def joining_shares(self, lane: Lane, *, now: float, limit: int) -> list[Share]:
         shares, queues = self._tables.shares.get(lane[:2], {}), self._tables.queues.get(lane[:2], {})
-        due = (key for key, waiting in queues.items() if waiting[0][0] <= now and not shares.get(key, _NONE_TAKEN)[1])
+        waiting = ((key, max(waiting[0][0], self._left_until(lane[:2], key))) for key, waiting in queues.items())
+        due = (key for key, due_at in waiting if due_at <= now and not shares.get(key, _NONE_TAKEN)[1])
         return [self.share(lane, key) for key in islice(due, limit)]
 
     def share(self, lane: Lane, key: str) -> Share:
@@ -418,6 +545,33 @@ class _MemoryTx(_MemoryView, Tx):
             start = was if active else min(max(was, base), base + 1)
             waiting = queues.get(key)
             self._put(shares, key, (start + count, waiting is not None and waiting[0][0] <= now))
+            self._drop(self._tables.full.get(lane[:2], {}), key)
+
+    def leave(self, lane: Lane, until: Mapping[str, float | None], *, most: int) -> None:
+        shares, queues = self._tables.shares.setdefault(lane[:2], {}), self._tables.queues.get(lane[:2], {})
+        for key in [key for key in until if key in queues]:
+            again_at = until[key]
+            self._put(self._tables.full.setdefault(lane[:2], {}), key, _NEVER if again_at is None else again_at)
+            self._put(shares, key, (shares.get(key, _NONE_TAKEN)[0], False))
+
+    def free_keys(self, seqs: Collection[int]) -> list[Lane]:
+        keys = {(row.kind, self._tables.keys.get(row.seq)) for row in self.triggers_of(seqs).values()}
+        kinds = {kind for kind, _ in keys}
+        full = self.full_keys([*kinds, *self.routes(kinds)], now=0.0, limit=sys.maxsize)
+        return self._freed([(lane, key) for lane, key in full if (lane.kind, key) in keys and self._is_full(lane, key)])
+
+    def free_keys_of(self, kinds: Collection[str], *, at_moments: bool = True) -> list[Lane]:
+        full = self.full_keys(kinds, now=0.0, limit=sys.maxsize)
+        return self._freed([(lane, key) for lane, key in full if at_moments or self._is_full(lane, key)])
+
+    def _is_full(self, lane: Lane, key: str) -> bool:
+        """Return whether a key has left its lane until the end of a run."""
+        return self._left_until(lane[:2], key) == _NEVER
+
+    def _freed(self, full: Sequence[tuple[Lane, str]]) -> list[Lane]:
+        for lane, key in full:
+            self._drop(self._tables.full[lane[:2]], key)
+        return [lane for lane, _ in full]
 
     def tend_shares(self, *, limit: int) -> None:
         for lane, shares in self._tables.shares.items():
@@ -512,6 +666,66 @@ class _MemoryTx(_MemoryView, Tx):
         self._count_change()
         self._drop(self._tables.gates, (scope, name))
 
+    def next_deadline(self) -> float | None:
+        return min((deadline.at for deadline in self._tables.deadlines.values()), default=None)
+
+    def passed_deadlines(self, *, now: float, limit: int) -> list[int]:
+        passed = sorted((deadline.at, seq) for seq, deadline in self._tables.deadlines.items() if deadline.at <= now)
+        return [seq for _, seq in passed[:limit]]
+
+    def set_deadlines(self, deadlines: Mapping[int, Deadline]) -> None:
+        for seq, deadline in deadlines.items():
+            self._put(self._tables.deadlines, seq, deadline)
+
+    def drop_deadlines(self, seqs: Collection[int]) -> None:
+        for seq in seqs:
+            self._drop(self._tables.deadlines, seq)
+
+    def next_firing(self) -> float | None:
+        return min((row.next_at for row in self._tables.periodics.values() if row.next_at is not None), default=None)
+
+    def due_periodics(self, *, now: float, limit: int) -> list[PeriodicRow]:
+        due = [(row.next_at, row.name) for row in self._tables.periodics.values() if row.next_at is not None]
+        return [self._tables.periodics[name] for at, name in sorted(due) if at <= now][:limit]
+
+    def set_periodic(self, row: PeriodicRow) -> None:
+        self._put(self._tables.periodics, row.name, row)
+
+    def remove_periodic(self, name: str) -> None:
+        self._drop(self._tables.periodics, name)
+
+    def add_minutes(self, rows: Sequence[MinuteRow]) -> None:
+        for row in rows:
+            self._put(self._tables.minutes, row[:3], row)
+
+    def forget_minutes(self, *, before: int, limit: int) -> None:
+        oldest = sorted(key for key in self._tables.minutes if key[0] < before)[:limit]
+        for key in [key for key in self._tables.minutes if oldest and key[0] <= oldest[-1][0]]:
+            self._drop(self._tables.minutes, key)
+
+    def set_tokens(self, rows: Sequence[TokenRow]) -> None:
+        for row in rows:
+            self._put(self._tables.tokens, row.id, row)
+
+    def use_tokens(self, used_at: Mapping[str, float]) -> None:
+        for token_id, at in used_at.items():
+            if token_id in self._tables.tokens:
+                self._put(self._tables.tokens, token_id, self._tables.tokens[token_id]._replace(used_at=at))
+
+    def remove_tokens(self, ids: Collection[str]) -> None:
+        for token_id in ids:
+            self._drop(self._tables.tokens, token_id)
+
+    def add_audit(self, rows: Sequence[AuditRow]) -> None:
+        for row in rows:
+            self._put(self._tables.audit, row.id, row)
+
+    def forget_audit(self, *, before: float, limit: int) -> int:
+        old = [entry for entry, row in self._tables.audit.items() if row.at < before][:limit]
+        for entry in old:
+            self._drop(self._tables.audit, entry)
+        return len(old)
+
     def collections(self, seqs: Collection[int]) -> dict[int, str]:
         entities = self.entities(seqs).items()
         return {seq: entity.collection for seq, entity in entities if entity.collection is not None}
@@ -536,6 +750,19 @@ class _MemoryTx(_MemoryView, Tx):
     def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
         for key, at in full_at.items():
             self._put(self._tables.buckets, key, at)
+
+    def fill_buckets(self, kind: str, *, full_by: float, of_keys: bool = False) -> None:
+        full_at = self._tables.buckets
+        self.set_buckets({key: full_by for key in self._buckets_of({kind}, of_keys=of_keys) if full_at[key] > full_by})
+
+    def forget_buckets(self, kinds: Collection[str], *, now: float, limit: int) -> None:
+        full = (key for key in self._buckets_of(kinds, of_keys=True) if self._tables.buckets[key] <= now)
+        for key in list(islice(full, limit)):
+            self._drop(self._tables.buckets, key)
+
+    def _buckets_of(self, kinds: Collection[str], *, of_keys: bool) -> list[tuple[str, str]]:
+        """Return the ⟨kind, key⟩ pairs of token buckets: of the keys of these kinds, or of the kinds as a whole."""
+        return [key for key in self._tables.buckets if key[0] in kinds and bool(key[1]) == of_keys]
 
     def has_waits(self) -> bool:
         return bool(self._tables.waits)

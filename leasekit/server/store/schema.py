@@ -242,7 +242,8 @@ sa.Index("ix_share_active", *_LANE_OF_SHARE, share.c.taken, share.c.key, sqlite_
 sa.Index("ix_share_joining", *_LANE_OF_SHARE, share.c.due_at, sqlite_where=is_joining())
 sa.Index("ix_share_idle", *_LANE_OF_SHARE, share.c.taken, sqlite_where=is_idle())
 
-# The token buckets of kinds with a rate. No bucket: it is full. The key is empty if the bucket is that of a whole kind.
+# The token buckets of kinds with a rate, and of their keys. No bucket: it is full. The key is empty if the bucket is
+# that of a whole kind.
 bucket = sa.Table(
     "bucket",
     metadata,
@@ -252,6 +253,13 @@ bucket = sa.Table(
     sa.PrimaryKeyConstraint("kind", "key"),
     sqlite_with_rowid=False,
 )
+
+
+def is_of_key() -> ColumnElement[bool]:
+    return bucket.c.key != sa.literal_column("''")
+
+
+sa.Index("ix_bucket_of_keys", bucket.c.kind, bucket.c.full_at, sqlite_where=is_of_key())
 
 # A task waits for each `awaited` until that has succeeded; then the row goes. The awaited task may be unknown.
 wait = sa.Table(
@@ -284,6 +292,17 @@ chain = sa.Table(
 )
 sa.Index("ix_chain_root", chain.c.root, chain.c.seq)
 
+# The tags of tasks. Rows are read and deleted with those of their tasks.
+task_tag = sa.Table(
+    "task_tag",
+    metadata,
+    sa.Column("tag", sa.Text, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("tag", "seq"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_task_tag_seq", task_tag.c.seq)
+
 # The roots of the chains to which no task is added any longer.
 cancelled_chain = sa.Table(
     "cancelled_chain",
@@ -293,6 +312,88 @@ cancelled_chain = sa.Table(
     sa.PrimaryKeyConstraint("root"),
     sqlite_with_rowid=False,
 )
+
+# The tasks that are dropped unless they have begun by `at`, which is `allowed` seconds after their due time.
+deadline = sa.Table(
+    "deadline",
+    metadata,
+    sa.Column("seq", _Serial, primary_key=True, autoincrement=False),
+    sa.Column("allowed", sa.Double, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+)
+sa.Index("ix_deadline_at", deadline.c.at)
+
+# The periodic tasks. Each write counts up `version`, and replaces the version that its writer has read.
+periodic = sa.Table(
+    "periodic",
+    metadata,
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("task", sa.LargeBinary, nullable=False),
+    sa.Column("since", sa.Double, nullable=False),
+    sa.Column("next_at", sa.Double),
+    sa.Column("is_paused", sa.Boolean, nullable=False),
+    sa.Column("last_id", sa.Text),
+    sa.Column("firings", sa.LargeBinary, nullable=False),
+    sa.Column("digests", sa.Text),
+    sa.Column("declared_at", sa.Double),
+    sa.Column("changed_at", sa.Double, nullable=False),
+    sa.Column("changed_by", sa.Text),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("name"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_periodic_next_at", periodic.c.next_at, sqlite_where=periodic.c.next_at.is_not(None))
+
+# What happened in each minute: each node has rows of its own, which it writes once.
+minute = sa.Table(
+    "minute",
+    metadata,
+    sa.Column("at", sa.Integer, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("node", sa.Text, nullable=False),
+    sa.Column("counts", sa.LargeBinary, nullable=False),
+    sa.PrimaryKeyConstraint("kind", "at", "node"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_minute_at", minute.c.at)
+
+access_token = sa.Table(
+    "access_token",
+    metadata,
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("former_digest", sa.LargeBinary),
+    sa.Column("former_until", sa.Double),
+    sa.Column("scopes", sa.Text, nullable=False),
+    sa.Column("kinds", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("expires_at", sa.Double),
+    sa.Column("used_at", sa.Double),
+    sa.Column("rotated_at", sa.Double),
+    sa.Column("revoked_at", sa.Double),
+    sa.PrimaryKeyConstraint("id"),
+    sqlite_with_rowid=False,
+)
+
+# Rows are added, and deleted after a long time; none is ever updated.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("by", sa.Text, nullable=False),
+    sa.Column("token_id", sa.Text),
+    sa.Column("worker", sa.Text),
+    sa.Column("act", sa.Text, nullable=False),
+    sa.Column("target", sa.Text),
+    sa.Column("fields", sa.Text, nullable=False),
+    sa.Column("changed", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("id"),
+    sqlite_with_rowid=False,
+)
+sa.Index("ix_audit_at", audit.c.at)
 
 # As Alembic itself would create it, with one row.
 version = sa.Table(

@@ -16,27 +16,35 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 
 from leasekit.named import PREFIXES
+from leasekit.server.store.routes import AFTER_BREAK
 from leasekit.server.store.schema import (
     QUEUED_AT,
+    access_token,
+    audit,
     bucket,
     cancelled_chain,
     chain,
     claim,
+    deadline,
     dedupe,
     gate,
     is_idle,
     is_joining,
     is_leased,
+    is_of_key,
     is_queued,
     is_waiting,
     keyed,
     kind,
+    minute,
     parked,
+    periodic,
     progress,
     run,
     share,
     store,
     task,
+    task_tag,
     trigger,
     version,
     wait,
@@ -80,12 +88,12 @@ class Insert:
 
 
 class Update:
-    """An update of many rows of a table. The values are those of its columns from `first` on; the key comes last."""
+    """An update of many rows of a table. The values are those of its columns from `first` to `last`, then the key."""
 
-    def __init__(self, key: sa.Column[int], *, first: int) -> None:
+    def __init__(self, key: sa.Column[Any], *, first: int, last: int | None = None) -> None:
         self.table = key.table
         self.key = key
-        self.columns = list(key.table.c)[first:]
+        self.columns = list(key.table.c)[first : None if last is None else last + 1]
 
 
 def _compiled(expression: sa.ClauseElement, dialect: Dialect, schema: str | None) -> Compiled:
@@ -164,6 +172,11 @@ def _is_one_of(value: sa.ColumnElement[Any], parameter: str) -> sa.ColumnElement
     return _OneOf(value, bindparam(parameter, type_=sa.ARRAY(_type(value))))
 
 
+def is_among(value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Return whether a value is in the parameter `among`, a list."""
+    return _is_one_of(value, "among")
+
+
 def _is_one_pair_of(
     first: sa.ColumnElement[Any], second: sa.ColumnElement[Any], parameter: str
 ) -> sa.ColumnElement[bool]:
@@ -177,6 +190,7 @@ def _type(value: sa.ColumnElement[Any]) -> Any:
 _DUE = trigger.c.next_trigger_at
 _END = func.coalesce(trigger.c.lease_until, _DUE, type_=sa.Double)
 _NOW = bindparam("now", type_=sa.Double)
+_MOMENT = bindparam("at", type_=sa.Double)
 _MOST = bindparam("most", type_=sa.Integer)
 
 STATE = [_END if column is _DUE else column for column in trigger.c if column is not trigger.c.lease_until]
@@ -205,9 +219,9 @@ SIZE = Statement(
     .where(_is_one_of(task.c.seq, "seqs"))
 )
 LIMITS = Statement(
-    select(task.c.seq, task.c.max_attempts, task.c.max_crashes, task.c.retry, task.c.expiry).where(
-        _is_one_of(task.c.seq, "seqs")
-    )
+    select(
+        task.c.seq, task.c.max_attempts, task.c.max_crashes, task.c.retry, task.c.expiry, task.c.enqueue_timeout
+    ).where(_is_one_of(task.c.seq, "seqs"))
 )
 PROGRESS = Statement(select(progress).where(_is_one_of(progress.c.seq, "seqs")))
 RUNS = Statement(
@@ -388,7 +402,7 @@ _FORGOTTEN = (
     .with_for_update(skip_locked=True)
 )
 FORGET_SHARES = Statement(sa.delete(share).where(tuple_(*share.primary_key).in_(_FORGOTTEN)))
-"""Delete keys without tasks that owe nothing, or that nobody competes with."""
+"""Delete keys without tasks that owe nothing, or compete with no other key."""
 _PAGE = (
     select(keyed)
     .where(keyed.c.seq > bindparam("after", type_=sa.BigInteger))
@@ -420,6 +434,17 @@ _SHIFT = bindparam("shift", type_=sa.Double)
 ADD_TASKS = Insert(task)
 ADD_TRIGGERS = Insert(trigger)
 SAVE = Update(trigger.c.seq, first=6)
+_AT = list(task.c).index(task.c.at)
+SET_DUE_TIMES = Update(task.c.seq, first=_AT, last=_AT)
+SET_PAYLOADS = Update(task.c.seq, first=list(task.c).index(task.c.digest))
+MOVE = tuple(
+    Statement(
+        sa.update(table)
+        .where(_is_one_of(table.c.seq, "seqs"))
+        .values(priority=bindparam("new_priority", type_=sa.Integer))
+    )
+    for table in (task, trigger, keyed)
+)
 _UNTIL = _greater(_END, _NOW + trigger.c.heartbeat_timeout)
 _RENEWAL = (
     sa.update(trigger)
@@ -429,7 +454,7 @@ _RENEWAL = (
         lease_until=_UNTIL,
         was_extended=sa.false(),
         started_at=func.coalesce(trigger.c.started_at, bindparam("begun_at", type_=sa.Double)),
-        heartbeat_at=bindparam("at", type_=sa.Double),
+        heartbeat_at=_MOMENT,
     )
 )
 RENEW = Statement(_RENEWAL)
@@ -512,12 +537,57 @@ RUNNING = Statement(
     .where(is_leased(), _is_one_of(trigger.c.kind, "kinds"))
     .group_by(trigger.c.kind)
 )
+RUNNING_OF_KEYS = Statement(
+    select(keyed.c.key, func.count())
+    .join_from(trigger, keyed, keyed.c.seq == trigger.c.seq)
+    .where(is_leased(), trigger.c.kind == bindparam("kind", type_=sa.Text), _is_one_of(keyed.c.key, "keys"))
+    .group_by(keyed.c.key)
+)
+_ENDED = keyed.alias()
+_FULL_KEY = (
+    share.c.priority,
+    share.c.kind,
+    select(func.min(keyed.c.due_at))
+    .where(*(keyed.c[name] == share.c[name] for name in ("kind", "priority", "key")), is_queued())
+    .scalar_subquery(),
+    share.c.key,
+)
+_HAS_LEFT = (is_joining(), share.c.due_at == QUEUED_AT)
+_FULL_KEYS = select(*_FULL_KEY).where(_is_one_of(share.c.kind, "kinds"), _is_one_of(share.c.priority, "priorities"))
+FULL_KEYS = Statement(_FULL_KEYS.where(is_joining(), share.c.due_at > _NOW, share.c.due_at > _FULL_KEY[2]).limit(_MOST))
+"""The keys that have left their lanes, and come back later than now."""
+FULL_KEYS_TILL_AN_END = Statement(_FULL_KEYS.where(*_HAS_LEFT).limit(_MOST))
+"""The keys that have left their lanes, and come back only at the end of a run."""
+
+
+def _full_keys_of_tasks() -> sa.Select[Any, Any, Any, Any]:
+    priorities = _listed("priorities", sa.Integer())
+    of_key = (share.c.kind == _ENDED.c.kind, share.c.key == _ENDED.c.key, share.c.priority == priorities.c.value)
+    found = select(*_FULL_KEY).select_from(
+        _ENDED.join(priorities, literal(value=True)).join(share, sa.and_(*of_key, *_HAS_LEFT))
+    )
+    return found.where(_is_one_of(_ENDED.c.seq, "seqs")).distinct()
+
+
+FULL_KEYS_OF = Statement(_full_keys_of_tasks())
+"""Of the keys of these tasks, those that have left their lanes."""
 BUCKETS = Statement(select(bucket).where(_is_one_pair_of(bucket.c.kind, bucket.c.key, "pairs")))
 ADD_BUCKET = Insert(bucket)
-SET_BUCKET = Statement(
-    sa.update(bucket)
-    .where(bucket.c.kind == bindparam("of_kind", type_=sa.Text), bucket.c.key == bindparam("of_key", type_=sa.Text))
-    .values(full_at=bindparam("at", type_=sa.Double))
+_IS_PAIR = _is_one_pair_of(bucket.c.kind, bucket.c.key, "pairs")
+DROP_BUCKETS = Statement(sa.delete(bucket).where(_IS_PAIR))
+FULL_BUCKETS = Statement(
+    select(bucket.c.kind, bucket.c.key)
+    .where(_is_one_of(bucket.c.kind, "kinds"), is_of_key(), bucket.c.full_at <= _NOW)
+    .limit(_MOST)
+)
+DROP_FULL_BUCKETS = Statement(sa.delete(bucket).where(_IS_PAIR, bucket.c.full_at <= _NOW))
+FILL_BUCKET, FILL_BUCKETS_OF_KEYS = (
+    Statement(
+        sa.update(bucket)
+        .where(bucket.c.kind == bindparam("of_kind", type_=sa.Text), which, bucket.c.full_at > _MOMENT)
+        .values(full_at=_MOMENT)
+    )
+    for which in (bucket.c.key == "", is_of_key())
 )
 HAS_WAITS = Statement(select(sa.exists(select(wait.c.id)), sa.exists(select(wake.c.awaited))))
 WAITS = Statement(
@@ -539,6 +609,11 @@ WAKES = Statement(
 WAKES_FOR = Statement(select(wake.c.awaited).where(_is_one_of(wake.c.awaited, "awaited")))
 ADD_WAKES = Insert(wake)
 DROP_WAKES = Statement(sa.delete(wake).where(_is_one_of(wake.c.awaited, "awaited")))
+DEADLINES = Statement(select(deadline).where(_is_one_of(deadline.c.seq, "seqs")))
+NEXT_DEADLINE = Statement(select(func.min(deadline.c.at)))
+PASSED_DEADLINES = Statement(select(deadline.c.seq).where(deadline.c.at <= _NOW).order_by(deadline.c.at).limit(_MOST))
+ADD_DEADLINES = Insert(deadline)
+DROP_DEADLINES = Statement(sa.delete(deadline).where(_is_one_of(deadline.c.seq, "seqs")))
 CHAINS = Statement(select(chain.c.seq, chain.c.parent, chain.c.root).where(_is_one_of(chain.c.seq, "seqs")))
 ROOTS = Statement(
     select(task.c.id, func.coalesce(chain.c.root, task.c.id))
@@ -552,6 +627,118 @@ ADD_CANCELLED_CHAINS = Insert(cancelled_chain)
 DROP_CANCELLED_CHAINS = Statement(
     sa.delete(cancelled_chain).where(
         cancelled_chain.c.root.in_(select(task.c.id).where(_is_one_of(task.c.seq, "seqs")))
+    )
+)
+
+
+def _routes() -> sa.Select[Any, Any]:
+    """Select the names of routes one by one: an index finds the next one, however many keys each has."""
+    kinds = _listed("kinds", sa.Text())
+
+    def following(kind: sa.ColumnElement[str], after: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
+        of_kind = (share.c.kind > after, share.c.kind < kind + literal(AFTER_BREAK))
+        return select(func.min(share.c.kind)).where(*of_kind).scalar_subquery()
+
+    kind = kinds.c.value
+    first = select(kind.label("kind"), following(kind, kind + literal("\n")).label("name"))
+    found = first.cte("found", recursive=True)
+    found = found.union_all(
+        select(found.c.kind, following(found.c.kind, found.c.name)).where(found.c.name.is_not(None))
+    )
+    return select(found.c.kind, found.c.name).where(found.c.name.is_not(None))
+
+
+ROUTES = Statement(_routes())
+HAS_ROUTES = Statement(
+    select(sa.exists(select(share.c.kind).where(func.replace(share.c.kind, "\n", "") != share.c.kind)))
+)
+_AFTER = bindparam("after", type_=sa.BigInteger)
+
+
+def _in_order(*, newest: bool) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[Any]]:
+    seq = task_tag.c.seq
+    return (seq < _AFTER, seq.desc()) if newest else (seq > _AFTER, seq.asc())
+
+
+def _tagged(*, newest: bool) -> sa.Select[Any, Any]:
+    place, order = _in_order(newest=newest)
+    other = task_tag.alias()
+    others = select(func.count()).where(other.c.seq == task_tag.c.seq, _is_one_of(other.c.tag, "others"))
+    has_all = others.scalar_subquery() == bindparam("count", type_=sa.Integer)
+    tagged = select(task_tag.c.seq, has_all).where(task_tag.c.tag == bindparam("of_tag", type_=sa.Text), place)
+    return tagged.order_by(order).limit(_MOST)
+
+
+def _reaches(*, newest: bool) -> sa.Select[Any, Any]:
+    place, order = _in_order(newest=newest)
+    tags = _listed("tags", sa.Text())
+    last = select(task_tag.c.seq).where(task_tag.c.tag == tags.c.value, place).order_by(order)
+    return select(tags.c.value, last.limit(literal(1)).offset(_MOST).scalar_subquery())
+
+
+TAGGED, TAGGED_NEWEST = (Statement(_tagged(newest=newest)) for newest in (False, True))
+"""The next tasks with a tag, and whether they have all others."""
+TAG_REACHES, TAG_REACHES_NEWEST = (Statement(_reaches(newest=newest)) for newest in (False, True))
+"""How far so many tasks of each of these tags reach; null: fewer are left."""
+TAGS = Statement(
+    select(task_tag.c.seq, task_tag.c.tag).where(_is_one_of(task_tag.c.seq, "seqs")).order_by(task_tag.c.tag)
+)
+ADD_TAGS = Insert(task_tag)
+DROP_TAGS = Statement(sa.delete(task_tag).where(_is_one_of(task_tag.c.seq, "seqs")))
+_NAME = bindparam("of_name", type_=sa.Text)
+PERIODIC = Statement(select(periodic).where(periodic.c.name == _NAME))
+PERIODIC_LOCKED = Statement(select(periodic).where(periodic.c.name == _NAME).with_for_update())
+PERIODICS = Statement(
+    select(periodic)
+    .where(periodic.c.name > bindparam("after_name", type_=sa.Text))
+    .order_by(periodic.c.name)
+    .limit(_MOST)
+)
+NEXT_FIRING = Statement(select(func.min(periodic.c.next_at)))
+DUE_PERIODICS = Statement(
+    select(periodic)
+    .where(periodic.c.next_at <= _NOW)
+    .order_by(periodic.c.next_at, periodic.c.name)
+    .limit(_MOST)
+    .with_for_update(skip_locked=True)
+)
+ADD_PERIODIC = Insert(periodic)
+_NEW = {column.name: bindparam(f"new_{column.name}", type_=column.type) for column in periodic.c}
+SET_PERIODIC = Statement(
+    sa.update(periodic)
+    .where(periodic.c.name == _NEW["name"], periodic.c.version == _NEW["version"] - 1)
+    .values({name: value for name, value in _NEW.items() if name != "name"})
+)
+DROP_PERIODIC = Statement(sa.delete(periodic).where(periodic.c.name == _NAME))
+_SINCE = minute.c.at >= bindparam("since", type_=sa.Integer)
+MINUTES = Statement(select(minute).where(_SINCE))
+MINUTES_OF_KIND = Statement(select(minute).where(_SINCE, minute.c.kind == bindparam("of_kind", type_=sa.Text)))
+ADD_MINUTES = Insert(minute)
+_IS_OLD = minute.c.at < bindparam("before", type_=sa.Integer)
+OLDEST_MINUTES = Statement(select(minute.c.at).where(_IS_OLD).order_by(minute.c.at).limit(_MOST))
+DROP_MINUTES = Statement(sa.delete(minute).where(_IS_OLD))
+DROP_MINUTES_OF_NODE = Statement(
+    sa.delete(minute).where(
+        minute.c.at == bindparam("of_minute", type_=sa.Integer), minute.c.node == bindparam("of_node", type_=sa.Text)
+    )
+)
+TOKENS = Statement(select(access_token).order_by(access_token.c.created_at, access_token.c.id))
+ADD_TOKENS = Insert(access_token)
+DROP_TOKENS = Statement(sa.delete(access_token).where(_is_one_of(access_token.c.id, "ids")))
+USE_TOKENS = Update(access_token.c.id, first=10, last=10)
+AUDIT, AUDIT_BEFORE = (
+    Statement(select(audit).where(which).order_by(audit.c.id.desc()).limit(_MOST))
+    for which in (sa.true(), audit.c.id < bindparam("before_id", type_=sa.Text))
+)
+ADD_AUDIT = Insert(audit)
+FORGET_AUDIT = Statement(
+    sa.delete(audit).where(
+        audit.c.id.in_(
+            select(audit.c.id)
+            .where(audit.c.at < bindparam("before", type_=sa.Double))
+            .order_by(audit.c.at)
+            .limit(_MOST)
+        )
     )
 )
 DUE_TIMES = Statement(select(task.c.seq, task.c.at).where(_is_one_of(task.c.seq, "seqs")))

@@ -1,5 +1,6 @@
 """Transactions and snapshots of an SQL database: batches of rows in, batches of rows out."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -9,9 +10,12 @@ from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
 
 from leasekit.server.store import (
     Anchor,
+    AuditRow,
     Checkpoint,
     ClaimMemory,
+    Contended,
     Content,
+    Deadline,
     Dedupe,
     Ending,
     Entity,
@@ -21,8 +25,12 @@ from leasekit.server.store import (
     KindRow,
     Lane,
     Limits,
+    MinuteRow,
+    PeriodicRow,
     Run,
     Share,
+    Tagged,
+    TokenRow,
     Trigger,
     Tx,
     View,
@@ -30,10 +38,12 @@ from leasekit.server.store import (
 )
 from leasekit.server.store import statements as sql
 from leasekit.server.store.keyed import Charge, KeyedTasks, Place, with_due_times
+from leasekit.server.store.routes import is_route, kind_of
 from leasekit.server.store.schema import QUEUED_AT, chain, task, trigger
 from leasekit.task import Status
 
 _PRIORITIES = range(5)
+_ALL = 2**31 - 1
 _NAMES = {status: status.value for status in Status}
 _encode = msgspec.json.encode
 _decode_grants = msgspec.json.Decoder(list[tuple[int, str]]).decode
@@ -84,11 +94,19 @@ class SqlView(View):
     def last_runs(self, seq: int, *, limit: int) -> list[Run]:
         return damage.runs(self._session.rows(sql.LAST_RUNS, seq=seq, most=limit)[::-1])
 
-    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
+    def page(
+        self,
+        wanted: Filter,
+        *,
+        after: int,
+        limit: int,
+        until: int | None = None,
+        among: Sequence[int] | None = None,
+    ) -> list[Trigger]:
         seq = trigger.c.seq
         place, order = (seq < after, seq.desc()) if wanted.newest else (seq > after, seq.asc())
-        query = select(*sql.STATE).where(place).order_by(order).limit(limit)
-        if until is not None:
+        query = select(*sql.STATE).where(place if among is None else sql.is_among(seq)).order_by(order).limit(limit)
+        if until is not None and among is None:
             query = query.where(seq >= until if wanted.newest else seq <= until)
         if wanted.kind is not None:
             query = query.where(trigger.c.kind == wanted.kind)
@@ -96,12 +114,39 @@ class SqlView(View):
             query = query.where(trigger.c.status == wanted.status.value)
         if wanted.worker is not None:
             query = query.where(trigger.c.owner == wanted.worker)
+        if wanted.is_live:
+            query = query.where(trigger.c.ended_at.is_(None))
+        if wanted.collection is not None or wanted.scheduled_by is not None:
+            query = query.join(task, task.c.seq == trigger.c.seq)
         if wanted.collection is not None:
-            query = query.join(task, task.c.seq == trigger.c.seq).where(task.c.collection == wanted.collection)
+            query = query.where(task.c.collection == wanted.collection)
+        if wanted.scheduled_by is not None:
+            query = query.where(task.c.created_at <= wanted.scheduled_by)
         if wanted.root is not None:
             first, others = select(task.c.seq).where(task.c.id == wanted.root), select(chain.c.seq)
             query = query.where(seq.in_(sa.union_all(first, others.where(chain.c.root == wanted.root))))
-        return self._decoded(self._session.rows(sql.Statement(query)))
+        of = {} if among is None else {"among": among}
+        return self._decoded(self._session.rows(sql.Statement(query), **of))
+
+    def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:
+        rarest = tags[0] if len(tags) == 1 else self._rarest(tags, after=after, newest=newest, limit=limit)
+        others = set(tags) - {rarest}
+        of = {"of_tag": rarest, "others": others, "count": len(others), "after": after, "most": limit}
+        rows = self._session.rows(sql.TAGGED_NEWEST if newest else sql.TAGGED, **of)
+        return Tagged([row[0] for row in rows if row[1]], rows[-1][0] if rows else None)
+
+    def _rarest(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> str:
+        """Return the tag of which the next `limit` tasks reach the furthest."""
+        statement = sql.TAG_REACHES_NEWEST if newest else sql.TAG_REACHES
+        reaches: dict[str, int | None] = dict(self._session.rows(statement, tags=tags, after=after, most=limit))
+        ends = {tag: math.inf if seq is None else -seq if newest else seq for tag, seq in reaches.items()}
+        return max(ends, key=lambda tag: ends[tag])
+
+    def tags(self, seqs: Collection[int]) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for seq, tag in self._session.rows(sql.TAGS, seqs=seqs):
+            found.setdefault(seq, []).append(tag)
+        return found
 
     def next_seq(self, *, after: int, newest: bool) -> int | None:
         ((found,),) = self._session.rows(sql.PRECEDING if newest else sql.FOLLOWING, after=after)
@@ -151,7 +196,7 @@ class SqlView(View):
         return sorted(lane for lane in lanes if lane.due_at < QUEUED_AT)
 
     def count_waiting(self, lane: Lane, *, now: float, most: int) -> tuple[int, int]:
-        of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
+        of = {"kind": lane.name, "priority": lane.priority, "now": now, "most": most}
         if lane.has_keys:
             ((count, of_these_due),) = self._session.rows(sql.COUNT_QUEUED, **of)
             return of_these_due, count - of_these_due
@@ -159,7 +204,7 @@ class SqlView(View):
         return due, later
 
     def count_keys(self, lane: Lane, *, now: float, most: int) -> int:
-        of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": most}
+        of = {"kind": lane.name, "priority": lane.priority, "now": now, "most": most}
         return sum(self._session.rows(statement, **of)[0][0] for statement in (sql.COUNT_ACTIVE, sql.COUNT_JOINING))
 
     def kinds(self, *, after: int = 0) -> list[KindRow]:
@@ -172,16 +217,54 @@ class SqlView(View):
         return dict(self._session.rows(sql.PARKED_TASKS, seqs=seqs))
 
     def keys(self, seqs: Collection[int]) -> dict[int, str]:
-        return {row[0]: row[3] for row in self._session.rows(sql.KEYED, seqs=seqs) if isinstance(row[3], str)}
+        rows = self._session.rows(sql.KEYED, seqs=seqs)
+        return {row[0]: row[3] for row in rows if isinstance(row[3], str) and row[3]}
+
+    def routes(self, kinds: Collection[str]) -> list[str]:
+        return [row[1] for row in self._session.rows(sql.ROUTES, kinds=kinds)]
+
+    def routes_of(self, seqs: Collection[int]) -> dict[int, str]:
+        rows = self._session.rows(sql.KEYED, seqs=seqs)
+        return {row[0]: row[1] for row in rows if isinstance(row[1], str) and is_route(row[1])}
+
+    def periodic(self, name: str) -> PeriodicRow | None:
+        return next(iter(_periodics(self._session.rows(sql.PERIODIC, of_name=name))), None)
+
+    def periodics(self, *, after: str, limit: int) -> list[PeriodicRow]:
+        return _periodics(self._session.rows(sql.PERIODICS, after_name=after, most=limit))
+
+    def minutes(self, *, since: int, kind: str | None = None) -> list[MinuteRow]:
+        if kind is None:
+            return [MinuteRow(*row) for row in self._session.rows(sql.MINUTES, since=since)]
+        return [MinuteRow(*row) for row in self._session.rows(sql.MINUTES_OF_KIND, since=since, of_kind=kind)]
+
+    def tokens(self) -> list[TokenRow]:
+        return damage.tokens(self._session.rows(sql.TOKENS))
+
+    def audit(self, *, before: str, limit: int) -> list[AuditRow]:
+        of = {"before_id": before} if before else {}
+        rows = self._session.rows(sql.AUDIT_BEFORE if before else sql.AUDIT, **of, most=limit)
+        return [AuditRow(*row) for row in rows]
 
     def running(self, kinds: Collection[str]) -> dict[str, int]:
         return {row[0]: row[1] for row in self._session.rows(sql.RUNNING, kinds=kinds)}
+
+    def running_of_keys(self, kind: str, keys: Collection[str]) -> dict[str, int]:
+        return {row[0]: row[1] for row in self._session.rows(sql.RUNNING_OF_KEYS, kind=kind, keys=keys)}
+
+    def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:
+        of = {"kinds": kinds, "priorities": _PRIORITIES, "now": now}
+        return _full(self._session.rows(sql.FULL_KEYS, **of, most=limit))
 
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         return [(row[0], row[1]) for row in self._session.rows(sql.WAITS_OF, ids=ids)]
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
         return {row[0]: (row[1], row[2]) for row in self._session.rows(sql.CHAINS, seqs=seqs)}
+
+    def deadlines(self, seqs: Collection[int]) -> dict[int, Deadline]:
+        rows = self._session.rows(sql.DEADLINES, seqs=seqs)
+        return {row[0]: Deadline(*row[1:]) for row in rows if damage.is_number(row[1]) and damage.is_number(row[2])}
 
     def roots(self, ids: Collection[str]) -> dict[str, str]:
         return {row[0]: row[1] for row in self._session.rows(sql.ROOTS, ids=ids)}
@@ -217,13 +300,22 @@ class SqlTx(SqlView, Tx):
         self._firsts: set[tuple[str, str]] = set()  # the keys of which this transaction has seen the first tasks
         self._buckets: set[tuple[str, str]] = set()  # those that this transaction has seen
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
+    def add(
+        self,
+        entities: Sequence[Entity],
+        triggers: Sequence[Trigger],
+        keys: Mapping[int, str] = _NO_KEYS,
+        routes: Mapping[int, str] = _NO_KEYS,
+    ) -> None:
         self._session.insert(sql.ADD_TASKS, [_astuple(entity) for entity in entities])
         rows = [
             (row.seq, row.id, row.kind, row.priority, row.claim_timeout, row.heartbeat_timeout, *_values(row))
-            for row in self._keyed.add(triggers, keys)
+            for row in self._keyed.add(triggers, keys, routes)
         ]
         self._session.insert(sql.ADD_TRIGGERS, rows)
+
+    def add_tags(self, tags: Sequence[tuple[str, int]]) -> None:
+        self._session.insert(sql.ADD_TAGS, tags)
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
         return {row.id: row for row in self._decoded(self._session.rows(sql.BY_ID_LOCKED, ids=ids))}
@@ -249,6 +341,20 @@ class SqlTx(SqlView, Tx):
     def _queued(self, triggers: Sequence[Trigger]) -> Sequence[Trigger]:
         return self._keyed.save(triggers) if self._has_keys else triggers
 
+    def set_due_times(self, due_at: Mapping[int, float]) -> None:
+        self._session.update(sql.SET_DUE_TIMES, [(at, seq) for seq, at in due_at.items()])
+
+    def replace_payloads(self, payloads: Mapping[int, tuple[bytes, bytes]]) -> None:
+        self._session.update(sql.SET_PAYLOADS, [(*values, seq) for seq, values in payloads.items()])
+
+    def move(self, seqs: Collection[int], *, priority: int) -> None:
+        if not seqs:
+            return
+        if self._has_keys:
+            self._keyed.move(seqs, priority)
+        for statement in sql.MOVE if self._has_keys else sql.MOVE[:-1]:
+            self._session.run(statement, seqs=seqs, new_priority=priority)
+
     def renew(self, seqs: Collection[int], status: Status, *, now: float, at: float) -> None:
         if seqs:
             begun_at = at if status is Status.PROCESSING else None
@@ -264,7 +370,7 @@ class SqlTx(SqlView, Tx):
         if self.has_chains():
             self._session.run(sql.DROP_CHAINS, seqs=seqs)
             self._session.run(sql.DROP_CANCELLED_CHAINS, seqs=seqs)
-        for statement in (*sql.REMOVE, sql.DROP_KEYED) if self._has_keys else sql.REMOVE:
+        for statement in (*sql.REMOVE, sql.DROP_KEYED, sql.DROP_TAGS) if self._has_keys else sql.REMOVE:
             self._session.run(statement, seqs=seqs)
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
@@ -285,16 +391,16 @@ class SqlTx(SqlView, Tx):
             return stored
         lanes: dict[tuple[int, str, bool], Lane] = {}
         for lane in [*stored, *new]:
-            of = (lane.priority, lane.kind, lane.has_keys)
+            of = (lane.priority, lane.name, lane.has_keys)
             lanes[of] = min(lane, lanes.get(of, lane))
         return sorted(lanes.values())
 
     def active_shares(self, lane: Lane, *, after: Share, limit: int) -> list[Share]:
-        of = {"kind": lane.kind, "priority": lane.priority, "after_taken": after.taken, "after_key": after.key}
+        of = {"kind": lane.name, "priority": lane.priority, "after_taken": after.taken, "after_key": after.key}
         return _shares(self._session.rows(sql.ACTIVE_SHARES, **of, most=limit))
 
     def joining_shares(self, lane: Lane, *, now: float, limit: int) -> list[Share]:
-        of = {"kind": lane.kind, "priority": lane.priority}
+        of = {"kind": lane.name, "priority": lane.priority}
         known = _shares(self._session.rows(sql.JOINING_SHARES, **of, now=now, most=limit))
         new = self._keyed.keys(lane) - {share.key for share in known}
         if new:
@@ -303,7 +409,7 @@ class SqlTx(SqlView, Tx):
         return known
 
     def share(self, lane: Lane, key: str) -> Share:
-        rows = self._session.rows(sql.SHARES, kind=lane.kind, priority=lane.priority, keys=[key])
+        rows = self._session.rows(sql.SHARES, kind=lane.name, priority=lane.priority, keys=[key])
         return next(iter(_shares(rows)), Share(0.0, key))
 
     def queued(
@@ -324,13 +430,48 @@ class SqlTx(SqlView, Tx):
     def charge(self, lane: Lane, taken: Mapping[str, int], *, base: float, now: float) -> None:
         self._keyed.charge(lane, taken, base=base, now=now)
 
+    def leave(self, lane: Lane, until: Mapping[str, float | None], *, most: int) -> None:
+        self._keyed.leave(lane, until)
+
+    def has_routes(self) -> bool:
+        """Return whether tasks require labels; also True if some once did."""
+        raise NotImplementedError
+
+    def routes(self, kinds: Collection[str]) -> list[str]:
+        queued = [name for name in self._keyed.queued_routes if kind_of(name) in kinds]
+        if not self.has_routes():
+            return queued
+        return list(dict.fromkeys([*super().routes(kinds), *queued]))
+
+    def routes_of(self, seqs: Collection[int]) -> dict[int, str]:
+        return super().routes_of(seqs) if self.has_routes() else {}
+
+    def queued_routes(self) -> Mapping[str, Sequence[float]]:
+        return self._keyed.queued_routes
+
+    def free_keys(self, seqs: Collection[int]) -> list[Lane]:
+        kinds = {kind_of(row[1]) for row in self._session.rows(sql.KEYED, seqs=seqs)} if self.has_routes() else ()
+        if kinds and (routes := self.routes(kinds)):
+            # A key has the same places in all routes of its kind: which of them wait for these is not looked up.
+            return self.free_keys_of([*kinds, *routes], at_moments=False)
+        rows = self._session.rows(sql.FULL_KEYS_OF, seqs=seqs, priorities=_PRIORITIES)
+        return self._keyed.come_back(_full(rows))
+
+    def free_keys_of(self, kinds: Collection[str], *, at_moments: bool = True) -> list[Lane]:
+        if not kinds or not self._has_keys:
+            return []
+        if at_moments:
+            return self._keyed.come_back(self.full_keys(kinds, now=0.0, limit=_ALL))
+        rows = self._session.rows(sql.FULL_KEYS_TILL_AN_END, kinds=kinds, priorities=_PRIORITIES, most=_ALL)
+        return self._keyed.come_back(_full(rows))
+
     def finish(self) -> None:
         """Write what the transaction has changed of shares; the last step before the commit."""
         if changes := self._keyed.changes():
             self._write_shares(changes)
 
     def _write_shares(self, changes: Sequence[Charge]) -> None:
-        """Change shares, or add them. Those of which nothing was taken, and that have tasks, may stay as they are."""
+        """Write these changes into the shares, and add the shares that do not exist."""
         raise NotImplementedError
 
     def tend_shares(self, *, limit: int) -> None:
@@ -412,6 +553,69 @@ class SqlTx(SqlView, Tx):
         self._session.run(sql.COUNT_KIND_CHANGE)
         self._session.run(sql.DROP_GATE, of_scope=scope, of_name=name)
 
+    def periodic(self, name: str) -> PeriodicRow | None:
+        rows = self._session.rows(sql.PERIODIC_LOCKED, of_name=name) if self._has_keys else []
+        return next(iter(_periodics(rows)), None)
+
+    def next_deadline(self) -> float | None:
+        ((at,),) = self._session.rows(sql.NEXT_DEADLINE)
+        return float(at) if damage.is_number(at) else None
+
+    def passed_deadlines(self, *, now: float, limit: int) -> list[int]:
+        return [row[0] for row in self._session.rows(sql.PASSED_DEADLINES, now=now, most=limit)]
+
+    def set_deadlines(self, deadlines: Mapping[int, Deadline]) -> None:
+        self.drop_deadlines(deadlines)
+        self._session.insert(sql.ADD_DEADLINES, [(seq, *deadline) for seq, deadline in deadlines.items()])
+
+    def drop_deadlines(self, seqs: Collection[int]) -> None:
+        if seqs:
+            self._session.run(sql.DROP_DEADLINES, seqs=seqs)
+
+    def next_firing(self) -> float | None:
+        ((at,),) = self._session.rows(sql.NEXT_FIRING)
+        return float(at) if damage.is_number(at) else None
+
+    def due_periodics(self, *, now: float, limit: int) -> list[PeriodicRow]:
+        return _periodics(self._session.rows(sql.DUE_PERIODICS, now=now, most=limit))
+
+    def set_periodic(self, row: PeriodicRow) -> None:
+        if row.version == 1:
+            self._session.insert(sql.ADD_PERIODIC, [tuple(row)])
+            return
+        values = {f"new_{name}": value for name, value in row._asdict().items()}
+        if self._session.count(sql.SET_PERIODIC, **values) != 1:
+            raise Contended(f"another writer has changed the periodic task {row.name!r} meanwhile")
+
+    def remove_periodic(self, name: str) -> None:
+        self._session.run(sql.DROP_PERIODIC, of_name=name)
+
+    def add_minutes(self, rows: Sequence[MinuteRow]) -> None:
+        for at, node in {(row.at, row.node) for row in rows}:
+            self._session.run(sql.DROP_MINUTES_OF_NODE, of_minute=at, of_node=node)
+        self._session.insert(sql.ADD_MINUTES, list(map(tuple, rows)))
+
+    def forget_minutes(self, *, before: int, limit: int) -> None:
+        oldest = self._session.rows(sql.OLDEST_MINUTES, before=before, most=limit)
+        if oldest:
+            self._session.run(sql.DROP_MINUTES, before=oldest[-1][0] + 1)
+
+    def set_tokens(self, rows: Sequence[TokenRow]) -> None:
+        self.remove_tokens([row.id for row in rows])
+        self._session.insert(sql.ADD_TOKENS, [tuple(row) for row in rows])
+
+    def use_tokens(self, used_at: Mapping[str, float]) -> None:
+        self._session.update(sql.USE_TOKENS, [(at, token_id) for token_id, at in sorted(used_at.items())])
+
+    def remove_tokens(self, ids: Collection[str]) -> None:
+        self._session.run(sql.DROP_TOKENS, ids=ids)
+
+    def add_audit(self, rows: Sequence[AuditRow]) -> None:
+        self._session.insert(sql.ADD_AUDIT, [tuple(row) for row in rows])
+
+    def forget_audit(self, *, before: float, limit: int) -> int:
+        return self._session.count(sql.FORGET_AUDIT, before=before, most=limit)
+
     def collections(self, seqs: Collection[int]) -> dict[int, str]:
         return {row[0]: row[1] for row in self._session.rows(sql.COLLECTIONS, seqs=seqs) if isinstance(row[1], str)}
 
@@ -434,12 +638,19 @@ class SqlTx(SqlView, Tx):
         return {(row[0], row[1]): row[2] for row in rows if damage.is_number(row[2])}
 
     def set_buckets(self, full_at: Mapping[tuple[str, str], float]) -> None:
-        new = [(*key, at) for key, at in full_at.items() if key not in self._buckets]
-        for (kind, key), at in full_at.items():
-            if (kind, key) in self._buckets:
-                self._session.run(sql.SET_BUCKET, of_kind=kind, of_key=key, at=at)
-        self._session.insert(sql.ADD_BUCKET, new)
+        if old := full_at.keys() & self._buckets:
+            self._session.run(sql.DROP_BUCKETS, pairs=old)
+        self._session.insert(sql.ADD_BUCKET, [(*key, at) for key, at in full_at.items()])
         self._buckets.update(full_at)
+
+    def fill_buckets(self, kind: str, *, full_by: float, of_keys: bool = False) -> None:
+        self._session.run(sql.FILL_BUCKETS_OF_KEYS if of_keys else sql.FILL_BUCKET, of_kind=kind, at=full_by)
+
+    def forget_buckets(self, kinds: Collection[str], *, now: float, limit: int) -> None:
+        full = [(row[0], row[1]) for row in self._session.rows(sql.FULL_BUCKETS, kinds=kinds, now=now, most=limit)]
+        ours = set(self.begin_starts({kind for kind, _ in full})) if full else set[str]()
+        if pairs := [pair for pair in full if pair[0] in ours]:
+            self._session.run(sql.DROP_FULL_BUCKETS, pairs=pairs, now=now)
 
     def waits(self, awaited: Collection[str], *, limit: int, after: str = "") -> list[tuple[str, str]]:
         rows = self._session.rows(sql.WAITS, awaited=awaited, after_id=after, most=limit)
@@ -496,8 +707,16 @@ class SqlTx(SqlView, Tx):
         return self._keyed.read(tasks)
 
 
+def _full(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Lane, str]]:
+    return [(Lane(row[0], row[1], row[2], has_keys=True), row[3]) for row in rows if damage.is_number(row[2])]
+
+
 def _shares(rows: Sequence[tuple[Any, ...]]) -> list[Share]:
     return [Share(*row) for row in rows if damage.is_number(row[0]) and isinstance(row[1], str)]
+
+
+def _periodics(rows: Sequence[tuple[Any, ...]]) -> list[PeriodicRow]:
+    return [PeriodicRow(*row)._replace(is_paused=bool(row[4])) for row in rows]
 
 
 def _ended(wanted: Filter, until: float, *columns: ColumnElement[Any]) -> Select[Any]:

@@ -7,7 +7,7 @@
     from leasekit.testing.contract import SchedulerContract
 
     class TestMine(SchedulerContract):                              # BackendContract where the service takes no work,
-                                                                    # RedriverContract where dead tasks can be redriven
+                                                                    # DeadLettersContract where it has dead letters
         @pytest.fixture
         async def backend(self, service_url): ...                   # yield one connection, close it afterwards
         @pytest.fixture
@@ -19,6 +19,6 @@ tests can share a service. A capability that is declared false is checked too: a
 For a service that takes no work by itself, subclass `BackendContract` and override `put`, which schedules a task.
 """
 
-from leasekit.testing.contract.suites import BackendContract, RedriverContract, SchedulerContract
+from leasekit.testing.contract.suites import BackendContract, DeadLettersContract, SchedulerContract
 
-__all__ = ["BackendContract", "RedriverContract", "SchedulerContract"]
+__all__ = ["BackendContract", "DeadLettersContract", "SchedulerContract"]

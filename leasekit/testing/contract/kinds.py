@@ -56,8 +56,11 @@ class Kinds(SchedulerBase):
             retention=3600.0,
             fair=True,
             concurrency=3,
+            key_concurrency=2,
             rate=0.5,
             burst=2,
+            key_rate=0.25,
+            key_burst=4,
             weight=1.5,
             aging=60.0,
         )

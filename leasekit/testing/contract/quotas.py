@@ -54,6 +54,23 @@ class Quotas(SchedulerBase):
         await self.settle(limiting, task)
         assert [task.id for task in (await waiting).tasks] == [f"{kind}-1"]
 
+    async def test_no_more_tasks_of_a_key_are_leased_than_the_key_concurrency_through_all_connections(
+        self, limiting: KindService, other: Service, kind: str
+    ) -> None:
+        await limiting.set_kind(kind, KindSettings(key_concurrency=1))
+        tasks = [NewTask(kind=kind, id=f"{kind}-{name}", key=name[0]) for name in ("a1", "a2", "b1")]
+        await other.schedule([*tasks, NewTask(kind=kind, id=f"{kind}-1"), NewTask(kind=kind, id=f"{kind}-2")])
+        held = (await self.claim(limiting, kind, limit=10, wait=0)).tasks
+        assert sorted(task.id for task in held) == sorted(f"{kind}-{name}" for name in ("1", "2", "a1", "b1"))
+        for service in (limiting, other):
+            assert await self.granted_of(service, kind) == []
+        info = await self.info(limiting, f"{kind}-a2")
+        assert (info.status, info.attempt) == (Status.NEW, 0)
+        async with self.waiting(other, kind) as answers:
+            await self.sleep(0.1)
+            await self.settle(limiting, next(task for task in held if task.id == f"{kind}-a1"))
+        assert [task.id for answer in answers for task in answer.tasks] == [f"{kind}-a2"]
+
     async def test_no_more_tasks_start_than_the_burst_until_a_token_comes(
         self, limiting: KindService, other: Service, kind: str
     ) -> None:
@@ -75,7 +92,16 @@ class Quotas(SchedulerBase):
 
     @pytest.mark.parametrize(
         "settings",
-        [{"concurrency": 0}, {"rate": 0.0}, {"rate": 1.0, "burst": 0}, {"weight": 0.0}, {"aging": 0.5}],
+        [
+            {"concurrency": 0},
+            {"key_concurrency": 0},
+            {"rate": 0.0},
+            {"rate": 1.0, "burst": 0},
+            {"key_rate": 0.0},
+            {"key_rate": 1.0, "key_burst": 0},
+            {"weight": 0.0},
+            {"aging": 0.5},
+        ],
         ids=str,
     )
     async def test_limits_out_of_bounds_are_refused(

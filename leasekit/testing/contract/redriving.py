@@ -1,21 +1,22 @@
 """Tests of redrives: a new life of a task that has ended, never a second outcome of the old one."""
 
+from datetime import timedelta
 from typing import Any, Protocol
 
 import pytest
 
-from leasekit.backend import Redriver
+from leasekit.backend import DeadLetters
 from leasekit.errors import Refused
 from leasekit.task import FixedDelays, NewTask, Outcome, Settlement, Status, Task, Verdict
 from leasekit.testing.contract.base import SchedulerBase, Service, is_gone
 
 
-class RedrivingService(Service, Redriver, Protocol):
+class RedrivingService(Service, DeadLetters, Protocol):
     """A connection to a service whose dead tasks can be redriven."""
 
 
 class Redriving(SchedulerBase):
-    """The promises of `Redriver.redrive`."""
+    """The promises of `DeadLetters`."""
 
     async def dead(self, backend: RedrivingService, kind: str, task_id: str | None = None, **options: Any) -> Task:
         """Let a task end as *dead* after one run, and return its last claim."""
@@ -140,6 +141,138 @@ class Redriving(SchedulerBase):
         failed = await backend.redrive(kind=kind, status=Status.FATAL_FAILURE)
         assert [verdict.verdict for verdict in failed.tasks] == ["redriven"]
         assert (await self.info(backend, f"{kind}-0")).status is Status.DEAD
+
+    async def ids_of(self, backend: RedrivingService, kind: str, **wanted: Any) -> list[str]:
+        """Return the ids of all dead tasks of this kind that match, page by page, without the kind."""
+        ids: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await backend.list_dead(kind=kind, cursor=cursor, **wanted)
+            ids += [task.id.removeprefix(f"{kind}-") for task in page.tasks]
+            cursor = page.cursor
+            if cursor is None:
+                return ids
+
+    async def died(self, backend: RedrivingService, kind: str, name: str, type_: str, message: str) -> None:
+        task = await self.held(backend, kind, id=f"{kind}-{name}", max_attempts=1)
+        await self.settle(backend, task, "retry", error={"type": type_, "message": message})
+
+    @pytest.mark.parametrize(
+        ("wanted", "names"),
+        [
+            ({}, ["a", "b", "c"]),
+            ({"error": "NO SUCH month"}, ["a", "b"]),
+            ({"error_type": "ValueError"}, ["a"]),
+            ({"error": "month", "error_type": "KeyError"}, ["b"]),
+            ({"error_type": "valueerror"}, []),
+            ({"reason": "MAX_ATTEMPTS is 1"}, ["a", "b", "c"]),
+            ({"reason": "max_crashes"}, []),
+            ({"min_attempts": 1}, ["a", "b", "c"]),
+            ({"min_attempts": 2}, []),
+            ({"status": Status.FATAL_FAILURE}, ["d"]),
+            ({"status": Status.FATAL_FAILURE, "error": "month"}, []),
+        ],
+        ids=str,
+    )
+    async def test_dead_tasks_are_selected_by_all_that_is_given(
+        self, backend: RedrivingService, kind: str, wanted: dict[str, Any], names: list[str]
+    ) -> None:
+        await self.died(backend, kind, "a", "ValueError", "no such month: 13")
+        await self.died(backend, kind, "b", "KeyError", "no such month: x")
+        await self.died(backend, kind, "c", "OSError", "the disk is full")
+        await self.settle(backend, await self.held(backend, kind, id=f"{kind}-d"), "fatal", error={"message": "no"})
+        await backend.schedule([NewTask(kind=kind, id=f"{kind}-new")])
+        assert await self.ids_of(backend, kind, **wanted) == names
+        if wanted:
+            found = (await backend.redrive(kind=kind, dry_run=True, **wanted)).tasks
+            assert [verdict.id.removeprefix(f"{kind}-") for verdict in found] == names
+        of_status: dict[str, Any] = {"status": Status.DEAD, **wanted}
+        counted = await backend.purge(kind=kind, dry_run=True, **of_status)
+        assert sum(counted.kinds.get(kind, {}).values()) == len(names)
+
+    async def test_dead_tasks_are_selected_by_when_they_died(self, backend: RedrivingService, kind: str) -> None:
+        await self.dead(backend, kind, f"{kind}-a")
+        at = (await self.info(backend, f"{kind}-a")).ended_at
+        assert at is not None
+        later = at + timedelta(seconds=1)
+        assert await self.ids_of(backend, kind, since=at, until=later) == ["a"]
+        assert await self.ids_of(backend, kind, since=later) == []
+        assert await self.ids_of(backend, kind, until=at) == []
+
+    async def test_each_page_goes_on_where_the_one_before_ended(self, backend: RedrivingService, kind: str) -> None:
+        for n in range(5):
+            await self.dead(backend, kind, f"{kind}-{n}")
+        first = await backend.list_dead(kind=kind, limit=2)
+        assert [task.id for task in first.tasks] == [f"{kind}-0", f"{kind}-1"]
+        assert first.tasks[0].error == {"type": "E"}
+        # Neither what is redriven, and dies again, nor what is removed moves a page.
+        await backend.redrive([f"{kind}-0"])
+        await self.settle(backend, await self.claim_one(backend, kind), "retry")
+        await backend.purge([f"{kind}-1", f"{kind}-2"])
+        rest = await backend.list_dead(kind=kind, limit=5, cursor=first.cursor)
+        assert [task.id for task in rest.tasks] == [f"{kind}-3", f"{kind}-4"]
+        assert rest.cursor is None
+
+    async def test_a_walk_through_all_pages_takes_no_task_twice_that_dies_again(
+        self, backend: RedrivingService, kind: str
+    ) -> None:
+        for n in range(4):
+            await self.died(backend, kind, str(n), "E", "always")
+        taken: list[str] = []
+        cursor: str | None = None
+        while True:
+            answer = await backend.redrive(kind=kind, error="always", limit=1, cursor=cursor)
+            for verdict in answer.tasks:
+                taken.append(verdict.id)
+                again = await self.claim_one(backend, kind)
+                await self.settle(backend, again, "retry", error={"type": "E", "message": "always"})
+            cursor = answer.cursor
+            if cursor is None:
+                break
+        assert taken == [f"{kind}-{n}" for n in range(4)]
+
+    async def test_a_redrive_that_was_cut_off_goes_on_with_what_is_left(
+        self, backend: RedrivingService, kind: str
+    ) -> None:
+        for n in range(3):
+            await self.died(backend, kind, str(n), "E", "boom")
+        await backend.redrive(kind=kind, error="boom", limit=2)
+        rest = await backend.redrive(kind=kind, error="boom")
+        assert [(verdict.id, verdict.verdict) for verdict in rest.tasks] == [(f"{kind}-2", "redriven")]
+
+    async def test_a_purge_removes_what_it_names_or_selects_and_nothing_else(
+        self, backend: RedrivingService, kind: str
+    ) -> None:
+        for name in ("a", "b", "c"):
+            await self.died(backend, kind, name, "E", f"boom {name}")
+        running = await self.held(backend, kind)
+        assert (await backend.purge(kind=kind, error="boom b")).kinds == {kind: {"dead": 1}}
+        assert await self.ids_of(backend, kind) == ["a", "c"]
+        named = await backend.purge([f"{kind}-c", running.id, f"{kind}-nobody"])
+        assert named.kinds == {kind: {"dead": 1}}
+        assert await self.ids_of(backend, kind) == ["a"]
+        assert (await self.settle(backend, running)).verdict == "settled"
+
+    @pytest.mark.parametrize(
+        "bad",
+        [{"status": "success"}, {"limit": 0}, {"cursor": "made up"}, {"error": "\n"}, {"min_attempts": 0}],
+        ids=str,
+    )
+    async def test_a_list_of_dead_tasks_refuses_what_selects_none(
+        self, backend: RedrivingService, kind: str, bad: dict[str, Any]
+    ) -> None:
+        await self.dead(backend, kind)
+        with pytest.raises(Refused):
+            await backend.list_dead(kind=kind, **bad)
+
+    async def test_keys_select_dead_tasks_where_there_are_keys(self, backend: RedrivingService, kind: str) -> None:
+        if not backend.capabilities.keys:
+            with pytest.raises(Refused):
+                await backend.list_dead(kind=kind, key="a")
+            return
+        for name in ("a", "b"):
+            await self.dead(backend, kind, f"{kind}-{name}", key=f"key-{name}")
+        assert await self.ids_of(backend, kind, key="key-b") == ["b"]
 
     async def test_a_task_whose_dedupe_key_was_taken_stays_dead(self, backend: RedrivingService, kind: str) -> None:
         old = await self.dead(backend, kind, dedupe_key="key", dedupe_window=0.0)

@@ -47,6 +47,31 @@ class Scheduling(SchedulerBase):
         info = await self.info(backend, kind)
         assert (info.kind, info.payload) == (kind, 1)
 
+    async def test_encoded_payloads_of_one_digest_are_the_same(self, backend: Service, kind: str) -> None:
+        first, other, clear = (
+            {"$codec": "a", "data": "eA==", "digest": "d1"},
+            {"$codec": "a", "data": "eA==", "digest": "d2"},
+            {"clear": True},
+        )
+        again = {"digest": "d1", "data": "eQ==", "$codec": "b"}  # another nonce, after another key was taken into use
+        await backend.schedule([NewTask(kind=kind, id=kind, payload=first)])
+        answers = await backend.schedule(
+            [NewTask(kind=kind, id=kind, payload=it) for it in (first, again, other, clear)]
+        )
+        assert [(answer.created, answer.conflict) for answer in answers] == [
+            (False, False), (False, False), (False, True), (False, True),
+        ]  # fmt: skip
+        assert (await self.info(backend, kind)).payload == first
+
+    async def test_encoded_payloads_without_a_digest_are_compared_as_they_are(
+        self, backend: Service, kind: str
+    ) -> None:
+        await backend.schedule([NewTask(kind=kind, id=kind, payload={"$codec": "a", "data": "eA=="})])
+        same, other = await backend.schedule(
+            [NewTask(kind=kind, id=kind, payload={"$codec": "a", "data": data}) for data in ("eA==", "eQ==")]
+        )
+        assert (same.conflict, other.conflict) == (False, True)
+
     async def test_an_id_stands_for_one_task_though_a_batch_gives_it_to_two_kinds(
         self, backend: Service, kind: str
     ) -> None:

@@ -23,6 +23,7 @@ import leasekit_celery
 from leasekit import ConfigError, HistoryEntry
 from leasekit.named import kind_of
 from tests.adapters.brokers.conftest import SERVICES_WITHOUT_NAMES, Leases
+from tests.sampling import slow_after
 from tests.waiting import eventually
 
 SHOP = """
@@ -343,7 +344,7 @@ def test_a_copy_that_does_not_run_leaves_the_state_that_celery_has_stored(
     assert result(failed)[0] == "FAILURE"
 
 
-@pytest.mark.parametrize("name", [None, pytest.param("reports/ü", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_after(1, [None, "reports/ü"]))
 def test_a_task_that_celery_ends_at_its_time_limit_has_failed_for_good(
     shop: Shops, workers: Workers, tmp_path: Path, name: str | None
 ) -> None:
@@ -432,7 +433,7 @@ def test_a_task_that_is_sent_to_each_worker_runs_in_each(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-@pytest.mark.parametrize("by", ["SIGTERM", pytest.param("SIGKILL", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("by", slow_after(1, ["SIGTERM", "SIGKILL"]))
 def test_a_task_is_terminated_though_a_copy_of_its_message_waits_and_never_runs_again(
     shop: Shops, workers: Workers, tmp_path: Path, leases_url: str, by: str
 ) -> None:
@@ -472,7 +473,7 @@ def history(leases_url: str, task: str) -> list[HistoryEntry]:
     return list(info.history)
 
 
-@pytest.mark.parametrize("name", [None, pytest.param("reports/ü", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", slow_after(1, [None, "reports/ü"]))
 def test_the_lease_of_a_killed_pool_process_does_not_keep_its_task_waiting_and_ends_as_a_crash(
     shop: Shops, workers: Workers, leases_url: str, name: str | None
 ) -> None:
@@ -520,7 +521,7 @@ def test_a_task_that_fails_with_no_exception_has_failed_for_good(
 
 @pytest.mark.parametrize(
     "how",
-    ["deaf", *(pytest.param(how, marks=pytest.mark.slow) for how in ("SIGKILL", "SIGTERM", "sys.exit", "sleeps"))],
+    slow_after(1, ["deaf", "SIGKILL", "SIGTERM", "sys.exit", "sleeps"]),
 )
 @pytest.mark.parametrize("name", ["followed", "replaced"])
 def test_what_a_run_has_sent_in_its_own_place_runs_also_if_its_process_is_ended(
@@ -624,7 +625,7 @@ def test_a_service_that_keeps_no_names_is_refused_at_once(url: str) -> None:
         leasekit_celery.install(celery.Celery("shop"), url)
 
 
-@pytest.mark.parametrize("leased", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("leased", slow_after(1, [True, False]))
 def test_a_worker_of_greenlets_does_not_start_where_its_tasks_need_leases(
     shop: Shops,
     workers: Workers,

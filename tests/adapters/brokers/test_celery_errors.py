@@ -279,6 +279,22 @@ def test_its_end_is_reported_after_celery_has_stored_its_result(
     assert (seen, traced.status) == (["processing"], ended)
 
 
+def test_a_retry_gets_the_lease_after_celery_has_stored_that_this_attempt_is_retried(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored later, the state RETRY could replace that of a retry that has ended already."""
+    seen: list[str] = []
+
+    @traced.app.task(shared=False, bind=True, acks_late=True)  # type: ignore[untyped-decorator]
+    def again(task: Any) -> None:
+        task.retry()
+
+    monkeypatch.setattr(Signature, "apply_async", lambda signature: None)
+    monkeypatch.setattr(traced.app.backend, "mark_as_retry", lambda *_, **__: seen.append(traced.status))
+    traced.deliver(again)
+    assert (seen, traced.status) == (["processing"], "enqueued")
+
+
 @pytest.mark.skipif(not hasattr(celery.Task, "acks_on_failure"), reason="an option of Celery 5.7")
 @pytest.mark.parametrize(("acks", "status"), [(False, "enqueued"), (True, "fatal_failure")])
 def test_a_failure_is_the_end_if_celery_acknowledges_failures(traced: Traced, acks: bool, status: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from leasekit.backend import Backend
 from leasekit.testing.clock import FakeClock
-from leasekit.testing.contract import RedriverContract
+from leasekit.testing.contract import DeadLettersContract
 from leasekit_http import HttpBackend, connect
 from tests.server.http.conftest import Running, run
 
@@ -32,7 +32,7 @@ async def connected(port: int, worker: str) -> AsyncIterator[HttpBackend]:
     await backend.aclose()
 
 
-class TestHttp(RedriverContract):
+class TestHttp(DeadLettersContract):
     """The server has a clock that the tests turn."""
 
     @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Una
 from leasekit.task import Beat, NewTask, Settlement
 from leasekit_http import HttpBackend
 from tests.adapters.http.conftest import Meet, Stranger
+from tests.sampling import slow_after
 
 SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
 TOKEN = "5d41402abc4b2a76b9719d911017c592"
@@ -47,7 +48,7 @@ async def error_of(meet: Meet, answer: ForeignAnswer, call: Callable[[HttpBacken
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", slow_after(3, CALLS))
 async def test_an_answer_of_somebody_else_is_an_outage_that_is_told(meet: Meet, name: str) -> None:
     for answer in FOREIGN:
         error = await error_of(meet, answer, CALLS[name])

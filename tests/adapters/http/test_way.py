@@ -12,7 +12,8 @@ import pytest
 
 import leasekit
 import leasekit_http
-from leasekit.errors import ConfigError, Unavailable, Untrusted
+from leasekit.errors import ConfigError, ProtocolError, Unavailable, Untrusted
+from leasekit.tokens import new_secret
 from leasekit_http.way import is_loopback
 from tests.adapters.http.conftest import Meet, Stranger, serving
 from tests.authority import Authority
@@ -24,7 +25,7 @@ EMPTY = b'{"kinds":{}}'
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "LEASEKIT_URL", "LEASEKIT_HEADERS", *PROXIES):
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "LEASEKIT_URL", "LEASEKIT_HEADERS", "LEASEKIT_TOKEN", *PROXIES):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
 
@@ -194,10 +195,71 @@ def test_a_proxy_that_cannot_be_used_is_refused_and_not_repeated(proxy: Any) -> 
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("options", [{"ca": "x"}, {"proxy": "x"}], ids=repr)
+@pytest.mark.parametrize("options", [{"ca": "x"}, {"proxy": "x"}, {"token": "x"}, {"cert": "x"}], ids=repr)
 def test_a_socket_has_no_certificate_and_no_proxy(options: Any) -> None:
-    with pytest.raises(ConfigError, match="without ca= and proxy="):
+    with pytest.raises(ConfigError, match="without ca=, proxy=, token= and cert="):
         leasekit.connect("http+unix:///run/a.sock", **options)
+
+
+# Access tokens ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_token_is_sent_with_each_request_and_is_in_no_repr(port: int, seen: Seen) -> None:
+    secret = new_secret()
+    await stats(f"http://127.0.0.1:{port}", token=secret)
+    assert f"authorization: bearer {secret}".lower() in seen[0].decode().lower()
+    with leasekit.connect(f"http://127.0.0.1:{port}", token=secret) as client:
+        assert secret not in repr(client) + repr(client.url)
+
+
+@pytest.mark.anyio
+async def test_a_token_of_the_environment_goes_to_the_service_of_the_environment_alone(
+    port: int, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEASEKIT_TOKEN", secret := new_secret())
+    monkeypatch.setenv("LEASEKIT_URL", f"http://127.0.0.1:{port}")
+    await stats(f"http://localhost:{port}")
+    assert secret.encode() not in seen[0]
+    await stats(f"http://127.0.0.1:{port}")
+    assert secret.encode() in seen[1]
+
+
+def test_a_token_is_not_sent_in_the_clear_to_another_machine_unless_one_says_so() -> None:
+    with pytest.raises(ConfigError, match="would travel in the clear: use https://") as refused:
+        leasekit.connect("http://tasks.example", token=(secret := new_secret()))
+    assert secret not in str(refused.value)
+    with pytest.raises(ConfigError, match="in the clear"):
+        leasekit.connect("http://tasks.example", headers={"Authorization": f"Bearer {secret}"})
+    leasekit_http.connect("http://tasks.example", worker="w", token=secret, plain_http=True)
+    leasekit_http.connect("https://tasks.example", worker="w", token=secret)
+
+
+@pytest.mark.parametrize("token", ["", "lk_", "x" * 52, 5, "lk_" + "0" * 49], ids=repr)
+def test_what_is_no_token_is_refused_and_not_repeated(token: Any) -> None:
+    with pytest.raises(ConfigError, match="must be lk_ and 49 characters") as refused:
+        leasekit.connect("https://tasks.example", token=token)
+    assert not token or str(token) not in str(refused.value).replace("lk_ and", "")
+
+
+def test_a_token_and_a_header_that_say_who_calls_contradict_one_another() -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        leasekit.connect("https://tasks.example", token=new_secret(), headers={"Authorization": "Basic x"})
+
+
+@pytest.mark.anyio
+async def test_no_redirect_is_followed_with_a_token(meet: Meet) -> None:
+    other = Seen()
+    async with serving(other) as elsewhere:
+
+        async def move(stranger: Stranger) -> None:
+            place = f"location: http://127.0.0.1:{elsewhere}/v1/stats\r\n"
+            await stranger.answer(b"", status=f"302 Found\r\n{place.strip()}")
+
+        async with serving(move) as here:
+            with pytest.raises(ProtocolError, match="redirects are not followed"):
+                await stats(f"http://127.0.0.1:{here}", token=new_secret())
+    assert other == []
 
 
 # Certificates -----------------------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ import pytest
 
 from leasekit.backend import Backend
 from leasekit.task import Task
-from leasekit.testing.contract import RedriverContract
+from leasekit.testing.contract import DeadLettersContract
 from leasekit_redis import connect
 from tests.adapters.redis.conftest import Cluster
 from tests.redis_server import Server
 
 
-class OnRedis(RedriverContract):
+class OnRedis(DeadLettersContract):
     @pytest.fixture
     def where(self) -> Server | Cluster:
         """The Redis, or the cluster."""

@@ -91,6 +91,29 @@ async def test_tasks_for_which_there_is_no_room_leave_nothing_behind(
     assert await backend.get(f"{kind}-known")
 
 
+async def test_an_id_stays_known_if_another_client_finds_room_before_it_is_freed(
+    monkeypatch: pytest.MonkeyPatch, own_server: Server, backend: RedisBackend, kind: str
+) -> None:
+    task = NewTask(kind=kind, id=f"{kind}-1")
+    other, free = RedisBackend(parse(own_server.url), worker="w2"), IdIndex.forget
+    await backend.schedule([NewTask(kind=kind, id=kind)])
+
+    async def have_no_room(*_: object) -> None:
+        raise FullMemory("its memory is full")
+
+    async def be_late(register: IdIndex, of: str, ids: list[str]) -> None:
+        monkeypatch.undo()  # there is room again
+        await other.schedule([task])
+        await free(register, of, ids)
+
+    monkeypatch.setattr(IdIndex, "note", have_no_room)
+    monkeypatch.setattr(IdIndex, "forget", be_late)
+    (answer,) = await backend.schedule([task])
+    assert not answer.created
+    assert (await other.get(task.id or "")) is not None
+    await other.aclose()
+
+
 async def test_tasks_whose_kind_has_no_room_leave_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, own_server: Server, backend: RedisBackend, kind: str
 ) -> None:

@@ -201,12 +201,18 @@ class Fake:
     def GetQueueAttributes(self, QueueUrl: str, AttributeNames: list[str]) -> Params:
         queue = self._of(QueueUrl)
         arn = "arn:aws:sqs:eu-west-1:123456789012:"
+        waiting = sum(not message.deleted for message in queue.messages)
         known = {"QueueArn": arn + queue.name, "VisibilityTimeout": str(queue.visibility)}
+        known["ApproximateNumberOfMessages"] = str(waiting)
         if queue.dead_letter_queue is not None:
             known["RedrivePolicy"] = json.dumps(
                 {"deadLetterTargetArn": arn + queue.dead_letter_queue, "maxReceiveCount": 5}
             )
         return {"Attributes": {name: value for name, value in known.items() if name in AttributeNames}}
+
+    def PurgeQueue(self, QueueUrl: str) -> Params:
+        self._of(QueueUrl).messages.clear()
+        return {}
 
     def StartMessageMoveTask(self, SourceArn: str, **_: Any) -> Params:
         return {"TaskHandle": f"move-of-{SourceArn.rpartition(':')[2]}"}

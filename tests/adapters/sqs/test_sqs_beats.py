@@ -299,7 +299,8 @@ async def test_twelve_hours_are_granted_to_the_last_minutes_and_not_more(connect
         assert aws.now + verdict.ttl <= end
         last = verdict.ttl
         aws.now += max(1, verdict.ttl / 3)
-    assert (verdict.verdict, verdict.reason) == ("gone", "expired")
+    assert verdict.verdict == "gone"
+    assert "12 h in all, and they are over" in (verdict.reason or "")
     assert last < 5
     assert end - aws.now < 120
 

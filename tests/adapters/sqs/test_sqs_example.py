@@ -132,7 +132,7 @@ async def render(pages):
     ("render", "recipes", "messages", "left"),
     [
         pytest.param(IN_THREADS, ["import logging", "import signal\nimport threading"], 6, 2, id="threads"),
-        pytest.param(IN_ASYNCIO, ["import asyncio"], 6, 6, id="asyncio"),
+        pytest.param(IN_ASYNCIO, ["import asyncio"], 6, 6, id="asyncio", marks=pytest.mark.slow),
         pytest.param(IN_ASYNCIO, ["import asyncio"], 3, 3, id="asyncio, while a poll is open"),
     ],
 )

@@ -291,6 +291,7 @@ async def test_a_task_without_a_collection_has_none_when_it_comes(connected: Con
 
 async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connect, aws: Fake) -> None:
     aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
     assert (await connected().redrive(kind="k", rate=10)).moving == "move-of-dead"
     assert aws.asked("StartMessageMoveTask") == [
         {
@@ -303,6 +304,7 @@ async def test_dead_letters_are_moved_to_where_they_are_wanted(connected: Connec
 
 async def test_a_client_redrives_a_kind_as_a_whole(connected: Connect, aws: Fake) -> None:
     aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
     async with leasekit.Client(connected()) as client:
         answer = await client.aredrive(kind="k", rate=10)
         assert (answer.tasks, answer.moving) == ([], "move-of-dead")
@@ -316,12 +318,66 @@ async def test_without_dead_letters_nothing_can_be_moved(connected: Connect, aws
         await connected().redrive(kind="k")
 
 
-@pytest.mark.parametrize("more", [{"task_ids": ["a"]}, {"dry_run": True}, {"collection": "c"}, {"status": "dead"}])
+@pytest.mark.parametrize("more", [{"task_ids": ["a"]}, {"error": "e"}, {"collection": "c"}, {"status": "dropped"}])
 async def test_of_the_dead_letters_none_can_be_selected(connected: Connect, aws: Fake, more: dict[str, Any]) -> None:
     aws.queue("q", dead_letter_queue="dead")
     with pytest.raises(Refused, match="cannot select"):
         await connected().redrive(kind="k", **more)
     assert aws.asked("StartMessageMoveTask") == []
+
+
+async def test_a_dry_run_says_about_how_many_dead_letters_there_are(connected: Connect, aws: Fake) -> None:
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    for _ in range(3):
+        aws.put("dead", "work")
+    answer = await connected().redrive(kind="k", dry_run=True)
+    assert (answer.about, answer.moving, answer.tasks) == (3, None, [])
+    assert aws.asked("StartMessageMoveTask") == []
+    assert (await connected().redrive(kind="k")).about == 3
+
+
+async def test_dead_letters_are_listed_and_stay_where_they_are(connected: Connect, aws: Fake) -> None:
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    error = {"DataType": "String", "StringValue": "ValueError: no such month"}
+    aws.put("dead", '{"month": 13}', attributes={"leasekit.error": error})
+    aws.put("dead", "[2]")
+    backend = connected()
+    for _ in range(2):
+        page = await backend.list_dead(kind="k")
+        assert [(task.kind, task.status, task.payload) for task in page.tasks] == [
+            ("k", "dead", {"month": 13}),
+            ("k", "dead", [2]),
+        ]
+        assert page.tasks[0].error == {"type": "ValueError", "message": "no such month"}
+        assert (page.tasks[1].error, page.cursor) == (None, None)
+    assert len((await backend.list_dead(kind="k", limit=1)).tasks) == 1
+
+
+@pytest.mark.parametrize("more", [{"error": "e"}, {"cursor": "1"}, {"status": "fatal_failure"}, {"min_attempts": 2}])
+async def test_a_sample_of_dead_letters_has_no_filters(connected: Connect, aws: Fake, more: dict[str, Any]) -> None:
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    with pytest.raises(Refused, match="SQS"):
+        await connected().list_dead(kind="k", **more)
+    assert aws.asked("ReceiveMessage") == []
+
+
+async def test_dead_letters_are_counted_and_then_removed_as_a_whole(connected: Connect, aws: Fake) -> None:
+    aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
+    aws.put("dead", "work")
+    aws.put("q", "work")
+    async with leasekit.Client(connected()) as client:
+        assert (await client.apurge(kind="k")).kinds == {"k": {"dead": 1}}
+        assert aws.asked("PurgeQueue") == []
+        assert (await client.apurge(kind="k", status="dead", dry_run=False)).kinds == {"k": {"dead": 1}}  # type: ignore[arg-type]
+        assert [params["QueueUrl"].rpartition("/")[2] for params in aws.asked("PurgeQueue")] == ["dead"]
+        with pytest.raises(Refused, match="purge a kind, alone"):
+            await client.apurge("a-task", dry_run=False)
+        with pytest.raises(Refused, match="purge a kind, alone"):
+            await client.apurge(kind="k", older_than=60, dry_run=False)
 
 
 @pytest.mark.parametrize("rate", [0, 501, 2.5, math.nan, "10"])
@@ -341,6 +397,7 @@ async def test_the_text_of_a_page_is_no_part_of_an_error(connected: Connect, aws
         raise Answer(500, raw=b"<!doctype html>\n<title>500 Internal Server Error</title>")
 
     aws.queue("q", dead_letter_queue="dead")
+    aws.queue("dead")
     aws.meet("StartMessageMoveTask", page)
     with pytest.raises(Unavailable, match="the answer is a page of HTML or XML") as failure:
         await connected().redrive(kind="k")

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from leasekit._driver.guarding.kill_timer import obstacle
+from tests.sampling import slow_after
 
 linux = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 
@@ -161,7 +162,7 @@ time.sleep(60)
 
 
 @linux
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", slow_after(6, BODIES))
 def test_no_code_runs_after_the_deadline_whatever_the_body_is(body: str, start: Start) -> None:
     assert start(BODIES[body]).end().in_time
 
@@ -229,7 +230,7 @@ watchdog.renewed([term], now() + 60)
 
 
 @linux
-@pytest.mark.parametrize("case", MOVED)
+@pytest.mark.parametrize("case", slow_after(3, MOVED))
 def test_the_deadline_is_that_of(case: str, start: Start) -> None:
     assert start(MOVED[case] + "\nspin()").end().in_time
 
@@ -260,7 +261,7 @@ os.execv(sys.executable, [sys.executable, "-c", code])
 
 
 @linux
-@pytest.mark.parametrize("case", SPARED)
+@pytest.mark.parametrize("case", slow_after(3, SPARED))
 def test_it_does_not_kill(case: str, start: Start) -> None:
     code = "term = begin(2.0)\nfirst = term.trusted_until\n" + SPARED[case]
     end = start(code + "\nwhile now() < first + 0.3: time.sleep(0.01)\nos._exit(7)").end()

@@ -20,6 +20,7 @@ from leasekit._core.term import Term
 from leasekit._driver.guarding.kill_timer import KillTimer, obstacle
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit.config import Heartbeats
+from tests.sampling import slow_after
 
 linux = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 
@@ -77,7 +78,7 @@ def test_required_refuses_with_one_sentence_that_says_why(obstacle: str) -> None
 
 
 @linux
-@pytest.mark.parametrize("obstacle", OBSTACLES)
+@pytest.mark.parametrize("obstacle", slow_after(2, OBSTACLES))
 def test_auto_says_in_one_line_why_it_does_not_guard_and_kills_nobody(obstacle: str) -> None:
     begin = "watchdog.begins(Term(None, Heartbeats(), granted_at=boot_time() - 1000))"
     code, said = unguarded(obstacle, f"watchdog = Watchdog('auto', now=now); {begin}; sys.exit(watchdog.guards + 7)")

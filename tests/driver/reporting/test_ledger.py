@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from leasekit._driver.reporting.ledger import Holder, Ledger, Left, Past, PendingClaim, SharedMemory
 from leasekit.task import Settlement
+from tests.sampling import slow_after
 
 HOLDER = Holder(worker="w", url="http://here", guarded=True, spool="/there")
 
@@ -202,7 +203,7 @@ def test_where_there_is_no_memory_for_more_the_rest_is_not_noted_and_nothing_is_
     assert memory.read() == Past(HOLDER, [Left("0", "token", begun=True), Left("last", "token", begun=True)], [], [])
 
 
-@pytest.mark.parametrize("after", range(0, 400, 7))
+@pytest.mark.parametrize("after", slow_after(9, sorted(range(0, 400, 7), key=lambda after: after % 49)))
 def test_who_is_killed_in_the_middle_of_a_line_leaves_all_others_true(memory: SharedMemory, after: int) -> None:
     def work() -> None:
         import sys

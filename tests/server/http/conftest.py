@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from http.client import HTTPConnection
@@ -15,8 +16,12 @@ import uvloop
 from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api, Server
 from leasekit.server.http.disconnect import DisconnectWatch
+from leasekit.server.node_roles import ALL_ROLES, Role
+from leasekit.server.roles.tokens import Create
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.store.urls import open_store
+from leasekit.tokens import SCOPES, digest_of, new_secret
+from leasekit.wire import TokenRequest
 from tests.postgres_server import PostgresServer
 
 PATIENCE = 30.0  # seconds, for facts that come within milliseconds
@@ -38,10 +43,25 @@ class Running:
     engine: Engine
     loop: asyncio.AbstractEventLoop
     polls: DisconnectWatch
+    waits: DisconnectWatch
     connections: set[Any]
+
+    token: str | None = None
+    """The access token that is sent where a call names no other."""
 
     def __init__(self, port: int) -> None:
         self.port = port
+
+    def give_token(self) -> str:
+        """Make an access token that may do everything, for calls from now on: the server asks for one then."""
+        secret = new_secret()
+        everything = TokenRequest(
+            id=uuid.uuid4().hex, name="everything", digest=digest_of(secret).hex(), scopes=list(SCOPES), kinds=["*"]
+        )
+        making = self.engine.change_token(Create(everything))
+        asyncio.run_coroutine_threadsafe(making, self.loop).result(PATIENCE)
+        self.token = secret
+        return secret
 
     def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """One request on a connection of its own. A body that is not bytes is sent as JSON."""
@@ -49,6 +69,8 @@ class Running:
             raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             sent = {"content-type": "application/json"} if body is not None else {}
             named = {name.replace("_", "-"): value for name, value in headers.items()}
+            if self.token is not None:
+                named.setdefault("authorization", f"Bearer {self.token}")
             connection.request(method, path, raw, sent | named)
             response = connection.getresponse()
             return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
@@ -81,18 +103,20 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def run(store: str, *, clock: Callable[[], float] | None = None, **options: Any) -> Iterator[Running]:
-    """Run a server in a thread; `clock` is that of its engine."""
+def run(
+    store: str, *, clock: Callable[[], float] | None = None, roles: frozenset[Role] = ALL_ROLES, **options: Any
+) -> Iterator[Running]:
+    """Run a server in a thread; `clock` and `roles` are those of its engine."""
     listener = socket.create_server(("127.0.0.1", 0))
     running = Running(listener.getsockname()[1])
     servers: list[Server] = []
     opened = threading.Event()
 
     async def serve() -> None:
-        async with Engine(open_store(store), clock=clock) as engine:
+        async with Engine(open_store(store), clock=clock, roles=roles) as engine:
             app = Api(engine, **options)
             running.loop = asyncio.get_running_loop()
-            running.engine, running.polls = engine, app.parts.polls
+            running.engine, running.polls, running.waits = engine, app.parts.polls, app.parts.waits
             servers.append(Server(app))
             running.connections = servers[0].server_state.connections
             opened.set()
@@ -116,7 +140,15 @@ def run(store: str, *, clock: Callable[[], float] | None = None, **options: Any)
 # What is asked there reaches the store. The other files are about HTTP itself, about an engine that is replaced, about
 # the process and its command line, or about what only a file can do; `tests/cli/test_nodes.py` has processes on
 # PostgreSQL.
-_ON_BOTH_STORES = {"test_events", "test_http_life", "test_http_refusals", "test_overload", "test_schemathesis"}
+_ON_BOTH_STORES = {
+    "test_events",
+    "test_http_access",
+    "test_http_life",
+    "test_http_periodic",
+    "test_http_refusals",
+    "test_overload",
+    "test_schemathesis",
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -110,6 +110,23 @@ def test_a_life_is_told_from_beginning_to_end(server: Running) -> None:
     assert all(datetime.fromisoformat(event.data["at"]).tzinfo for event in told)
 
 
+def test_a_chain_is_told_of_by_its_root(server: Running) -> None:
+    schedule(server, "chain", "c1")
+    schedule(server, "chain-after", "c2", after=["c1"])
+    with closing(Reader(server, "?root=c1")) as reader:
+        schedule(server, "chain", "alone")
+        schedule(server, "chain-more", "c3", parent="c2")
+        then = [{"kind": "chain-then", "id": "c4"}]
+        server.post("/v1/tasks/cancel", {"ids": ["alone"]})
+        settle(server, claim(server, "chain"), then=then)
+        schedule(server, "chain-more", "c5", parent="c4")
+        told = [reader.next() for _ in range(5)]
+    assert [(event.name, event.data["id"]) for event in told] == [
+        ("scheduled", "c3"), ("claimed", "c1"), ("settled", "c1"), ("scheduled", "c4"), ("scheduled", "c5"),
+    ]  # fmt: skip
+    assert [event.data.get("root") for event in told] == ["c1", None, None, "c1", "c1"]
+
+
 def test_nothing_of_what_is_in_a_task_is_told(server: Running) -> None:
     with closing(Reader(server, "?kind=secret")) as reader:
         schedule(server, "secret", "s1", payload=SECRET, dedupe_key=SECRET)

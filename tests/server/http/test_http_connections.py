@@ -81,6 +81,73 @@ def test_claims_that_wait_are_answered_at_once_when_the_server_stops(run_server:
     assert [answer["tasks"] for answer in answers] == [[]] * 5
 
 
+# Requests that wait for the end of a task ---------------------------------------------------------------------
+
+
+def scheduled(server: Running, task_id: str, **options: Any) -> None:
+    server.post("/v1/tasks", {"tasks": [{"kind": "ends", "id": task_id, **options}]})
+
+
+def in_thread(server: Running, path: str, answers: list[Any]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: answers.append(server.get(path)))
+    thread.start()
+    return thread
+
+
+def test_a_request_is_answered_when_its_task_has_ended(server: Running) -> None:
+    scheduled(server, "ends-1")
+    answers: list[Any] = []
+    waiting = in_thread(server, "/v1/tasks/ends-1?wait=60", answers)
+    eventually(lambda: len(server.waits) == 1)
+    server.post("/v1/tasks/cancel", {"ids": ["ends-1"]})
+    waiting.join(30)
+    assert [answer["status"] for answer in answers] == ["cancelled"]
+
+
+def test_many_requests_get_a_big_result_each(server: Running) -> None:
+    scheduled(server, "ends-big", payload="x" * 1_000_000)
+    answers: list[Any] = []
+    waiting = [in_thread(server, "/v1/tasks/ends-big?wait=60", answers) for _ in range(40)]
+    eventually(lambda: len(server.waits) == len(waiting))
+    server.post("/v1/tasks/cancel", {"ids": ["ends-big"]})
+    for thread in waiting:
+        thread.join(30)
+    assert [(answer["status"], len(answer["payload"])) for answer in answers] == [("cancelled", 1_000_000)] * 40
+
+
+def test_an_unknown_task_is_not_waited_for(server: Running) -> None:
+    assert server.call("GET", "/v1/tasks/ends-never?wait=60").status == 404
+
+
+def test_a_client_that_went_away_waits_for_no_end(server: Running) -> None:
+    scheduled(server, "ends-left")
+    with server.open() as connection:
+        connection.sendall(b"GET /v1/tasks/ends-left?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        eventually(lambda: server.engine.ends_awaited == 1)
+    eventually(lambda: server.engine.ends_awaited == 0)
+
+
+def test_requests_for_ends_are_answered_at_once_when_the_server_stops(run_server: RunServer) -> None:
+    answers: list[Any] = []
+    with run_server() as server:
+        scheduled(server, "ends-stopped")
+        waiting = [in_thread(server, "/v1/tasks/ends-stopped?wait=60", answers) for _ in range(5)]
+        eventually(lambda: len(server.waits) == 5)
+    for thread in waiting:
+        thread.join(30)
+    assert [answer["status"] for answer in answers] == ["new"] * 5
+
+
+def test_a_request_too_many_is_told_to_come_later(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasekit.server.end_waits._MOST", 0)
+    answer = server.call("GET", "/v1/tasks/ends-full?wait=60")
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    assert "wait for the ends of" in answer.json["detail"]
+
+
+# Bodies, connections ------------------------------------------------------------------------------------------
+
+
 def test_a_body_that_does_not_come_holds_up_no_stop(run_server: RunServer) -> None:
     with run_server(body_timeout=1e6) as server:
         slow = server.open()

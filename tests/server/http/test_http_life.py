@@ -192,6 +192,22 @@ def test_stats_count_kinds_and_statuses(server: Running) -> None:
     assert {status: n for status, n in counts.items() if n} == {"new": 1, "success": 1}
 
 
+def test_a_worker_tells_its_window_with_claims_and_heartbeats(server: Running) -> None:
+    def told() -> Any:
+        (info,) = [info for info in server.get("/v1/workers")["workers"] if info["name"] == "waits"]
+        return info["window"], info["waiting"]
+
+    schedule(server, {"kind": "windowed"})
+    body = {"worker": "waits", "kinds": ["windowed"], "claim_id": next(_ids)}
+    (task,) = server.post("/v1/claims", {**body, "window": {"size": 56}})["tasks"]
+    assert told() == (56, 0)
+    one = {"id": task["id"], "token": task["token"]}
+    server.post("/v1/heartbeats", {"worker": "waits", "beats": [one], "window": {"size": 60, "waiting": 7}})
+    assert told() == (60, 7)
+    server.post("/v1/heartbeats", {"worker": "waits", "beats": [one]})
+    assert told() == (60, 7)
+
+
 def test_a_worker_that_holds_a_lease_is_listed(server: Running) -> None:
     schedule(server, {"kind": "held"})
     claim(server, "held", worker="holder")

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from leasekit.errors import ConfigError
 from leasekit.server.http import app
+from leasekit.server.node_roles import Role
+from tests.sampling import slow_after
 
 SERVE = [sys.executable, "-c", "import typer; from leasekit.cli.serve import serve; typer.run(serve)"]
 PATIENCE = 60.0
@@ -59,7 +62,7 @@ def refusal(*options: str, code: int = 1) -> str:
     return ended.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", slow_after(1, [signal.SIGTERM, signal.SIGINT]))
 def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path / "tasks.db") as (process, _):
         process.send_signal(number)
@@ -75,6 +78,24 @@ def test_a_line_of_its_log_has_time_and_level(tmp_path: Path) -> None:
         lines = iter(process.stderr.readline, "")
         line = next(line for line in lines if not line.startswith("leasekit serve: created"))
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ WARNING leasekit\.server: \S+\.sock was deleted", line), line
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--role", "frontend", "--store", "memory:"), "a server of this store has all roles"),
+        (("--role", "reaper", "--store", "memory:"), "there is no role 'reaper'"),
+    ],
+    ids=str,
+)
+def test_roles_that_a_server_cannot_have_are_refused(options: tuple[str, ...], why: str) -> None:
+    assert why in refusal("--port", "0", *options)
+
+
+def test_queues_without_a_consumer_are_refused() -> None:
+    store, role = "postgresql://nobody@127.0.0.1:1/tasks", frozenset({Role.HSC})
+    with pytest.raises(ConfigError, match="leave --queue out, or add consumer to --role"):
+        app.serve("127.0.0.1", 0, store, queue="memory://", roles=role)
 
 
 def test_a_signal_ends_long_polls_at_once_with_empty_answers(tmp_path: Path) -> None:
@@ -151,18 +172,12 @@ def test_a_port_that_is_taken_is_refused_and_no_store_left_behind(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.slow)])  # noqa: S104 - that is what must be refused
+@pytest.mark.parametrize("host", slow_after(1, ["0.0.0.0", "::"]))  # noqa: S104 - that is what must be refused
 def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, host: str) -> None:
     said = refusal("--host", host, "--port", "0", "--store", f"sqlite:///{tmp_path}/tasks.db")
-    assert "--insecure" in said
-
-
-def test_insecure_opens_it_to_other_machines_and_names(tmp_path: Path) -> None:
-    with serving(tmp_path / "tasks.db", "--host", "0.0.0.0", "--insecure") as (_, address):  # noqa: S104
-        port = int(address.rpartition(":")[2])
-        with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
-            connection.request("GET", "/healthz", headers={"host": "tasks.example.org"})
-            assert connection.getresponse().status == 200
+    assert "--tls-cert" in said
+    assert "--behind-proxy" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ _BODIES = st.binary(max_size=200) | _JSON.map(lambda value: json.dumps(value).en
 
 
 @pytest.mark.parametrize("path", POSTS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=_BODIES)
 def test_no_body_is_an_error_of_the_server(server: Running, path: str, body: bytes) -> None:
     assert server.call("POST", path, body).status < 500

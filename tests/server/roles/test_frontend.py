@@ -10,7 +10,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Refused
-from leasekit.server.roles import frontend
+from leasekit.server.roles import selection
 from leasekit.task import Exponential, HistoryEntry, NewTask, Outcome, Stats, Status, TaskInfo
 from tests.server.conftest import Bench
 
@@ -283,6 +283,9 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         "gate": None,
         "parent": None,
         "root": "a",
+        "requires": {},
+        "start_by": None,
+        "tags": [],
     }
     assert [(run["fence"], run["outcome"], run["at"], run["worker"]) for run in history] == [
         (1, "retry", msgspec.to_builtins(at(start + 1)), "w"),
@@ -330,13 +333,13 @@ async def test_a_waiting_task_says_when_it_is_due_next(bench: Bench) -> None:
 @pytest.fixture(params=[1, 2, 20_000], ids=lambda look: f"steps-of-{look}")
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing looks at so many tasks in one step."""
-    monkeypatch.setattr(frontend, "_LOOK", request.param)
+    monkeypatch.setattr(selection, "LOOK", request.param)
 
 
 async def test_a_listing_that_finds_little_lets_other_reads_in_between(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "_LOOK", 10)
+    monkeypatch.setattr(selection, "LOOK", 10)
     await bench.put(*[f"t{n}" for n in range(100)])
     order: list[str] = []
     begun = asyncio.Event()
@@ -449,7 +452,8 @@ async def test_the_history_shows_the_latest_runs(bench: Bench) -> None:
 async def test_stats_count_by_kind_and_status(bench: Bench) -> None:
     await bench.put("a", "b")
     await bench.taken("c", kind="other")
-    assert await bench.engine.stats() == Stats(kinds={"k": {"new": 2}, "other": {"claimed": 1}})
+    stats = await bench.engine.stats()
+    assert stats == Stats(kinds={"k": {"new": 2}, "other": {"claimed": 1}}, unmet={"k": [{}]})  # nobody claims k
 
 
 async def test_a_policy_is_kept_only_where_it_is_not_the_default(bench: Bench) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from leasekit.server.engine import Engine
 from leasekit.task import KindSettings, NewTask, Outcome, Settlement, Status, Task
+from tests.sampling import slow_after
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +96,7 @@ async def other(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[E
         yield await stack.enter_async_context(bench._make()) if is_shared else None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_after(1, range(3)))
 async def test_limits_hold_in_every_state_and_leave_no_task(bench: Bench, other: Engine | None, seed: int) -> None:
     random = Random(seed)
     world = World(bench, other, random)

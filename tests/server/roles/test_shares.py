@@ -20,7 +20,7 @@ from leasekit.server.store.statements import Statement
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Task
 from leasekit.wire import PurgeRequest, RedriveRequest
-from tests.sampling import in_soak
+from tests.sampling import in_soak, slow_after
 from tests.server.conftest import Bench
 
 _ALL_SHARES = Statement(sa.select(share))
@@ -106,7 +106,7 @@ def unfairness(taken: Sequence[str], waiting: Sequence[Mapping[str, int]]) -> in
 
 
 @pytest.mark.parametrize("make", [MemoryStore, SqliteStore])
-@pytest.mark.parametrize(("keys", "most"), [(3, 2000), (100, 500), (10_000, 500)])
+@pytest.mark.parametrize(("keys", "most"), slow_after(2, [(3, 2000), (100, 500), (10_000, 500)]))
 def test_a_skewed_backlog_is_taken_in_rounds_of_one_task_of_each_key(
     keys: int, most: int, make: Callable[..., Store], tmp_path: Path
 ) -> None:
@@ -132,7 +132,7 @@ def test_a_million_tasks_of_one_key_delay_the_single_task_of_another_by_one_task
     desk.store.close()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_after(2, range(6)))
 @pytest.mark.parametrize("limit", [1, 4])
 def test_keys_that_come_and_go_stay_within_two_tasks_of_each_other(desk: Desk, seed: int, limit: int) -> None:
     """The bound of start-time fair queueing for tasks of one size, over all intervals: Goyal, Vin and Cheng, 1996."""

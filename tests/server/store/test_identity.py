@@ -15,6 +15,7 @@ import pytest
 from leasekit.errors import ConfigError, StoreDamaged, StoreLocked
 from leasekit.server.store import Dedupe
 from leasekit.server.store.sqlite.store import SqliteStore
+from tests.sampling import slow_after
 
 HOLD = """
 import sys
@@ -166,7 +167,7 @@ def test_a_killed_server_leaves_its_store_to_the_next(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["closed", "killed"])
-@pytest.mark.parametrize("loss", ["cut", "removed", "replaced by an empty one"])
+@pytest.mark.parametrize("loss", slow_after(1, ["cut", "removed", "replaced by an empty one"]))
 def test_an_empty_file_where_a_store_was_is_refused_and_left_as_it_is(path: Path, ending: str, loss: str) -> None:
     if ending == "closed":
         write(path, "a")

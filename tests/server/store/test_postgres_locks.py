@@ -1,7 +1,7 @@
 """Rows of a PostgreSQL database that another session keeps locked: what waits for them, and what does not."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -123,12 +123,18 @@ async def test_tasks_that_are_not_locked_are_claimed_and_others_expire(
 async def test_a_claim_that_finds_only_a_locked_task_looks_again_after_a_pause(
     engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[set[str]] = []
+    looks: list[Sequence[claims.WaitingClaim]] = []
     note = claims._note_what_is_left
 
-    def noted(turn: UnitOfWork, kinds: set[str], emptied: set[str], *rest: Any, tried: int) -> None:
+    def noted(
+        turn: UnitOfWork,
+        waiting: Sequence[claims.WaitingClaim],
+        emptied: Sequence[claims.WaitingClaim],
+        *rest: Any,
+        tried: int,
+    ) -> None:
         looks.append(emptied)
-        note(turn, kinds, emptied, *rest, tried=tried)
+        note(turn, waiting, emptied, *rest, tried=tried)
 
     monkeypatch.setattr(claims, "_note_what_is_left", noted)
     monkeypatch.setattr(claims, "_LOCKED", 3600)
@@ -139,7 +145,7 @@ async def test_a_claim_that_finds_only_a_locked_task_looks_again_after_a_pause(
         await until(lambda: bool(looks))
         for number in range(10):  # it would be woken between these
             await engine.schedule([NewTask(kind="other", id=f"{number}")])
-        assert looks == [{"k"}]
+        assert [[list(item.kinds) for item in emptied] for emptied in looks] == [[["k"]]]
         monkeypatch.setattr(claims, "_LOCKED", 0.01)
         engine._long_polls._wake("k", 1)
         await until(lambda: len(looks) > 5)  # in pauses, until the row is free

@@ -1,13 +1,18 @@
 """Migrations of PostgreSQL: what tables of each version keep."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from leasekit.errors import Refused
+from leasekit.periodic import PeriodicTaskItem
 from leasekit.server.engine import Engine
+from leasekit.server.history import Counts
 from leasekit.server.roles.gates import GateChange
+from leasekit.server.roles.periodic import Put, Remove
+from leasekit.server.store import MinuteRow
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, KindSettings, NewTask, Settlement, Status
@@ -57,6 +62,17 @@ async def test_tables_of_each_version_keep_their_tasks_through_migrations(
         assert [(gate.kind, gate.mode, gate.reason) for gate in await engine.gates()] == (
             [("later", "pause", "not yet")] if version >= 2 else []
         )
+        assert [(info.name, info.task.every, info.changed_by) for info in await engine.periodics()] == (
+            [("hourly", 3600, "one")] if version >= 2 else []
+        )
+        later = await engine.get("later")
+        assert later is not None
+        assert later.start_by == (later.at + timedelta(seconds=60) if version >= 2 else None)
+        blue = [task.id for task in (await engine.list_tasks(tags=["blue"])).tasks]
+        assert blue == (["done"] if version >= 2 else [])
+        assert (await engine.history(kind="done")) == (
+            {"done": {int(SOON_AFTER // 60) - 1: Counts(scheduled=1, succeeded=1)}} if version >= 2 else {}
+        )
         done, dead = await engine.get("done"), await engine.get("dead")
         assert done is not None
         assert dead is not None
@@ -83,6 +99,12 @@ async def test_a_node_serves_the_tables_before_this_version_and_finds_the_new_on
             await engine.cancel_chain(ChainRequest(id="before"))
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.list_tasks(root="before")
+        with pytest.raises(Refused, match="run `leasekit migrate`"):
+            await engine.change_periodic(Put("p", PeriodicTaskItem(kind="k", every=60), None))
+        assert await engine.change_periodic(Remove("p", None)) is await engine.periodic("p") is None
+        assert await engine.periodics() == []
+        await engine._write_minutes([MinuteRow(1, "k", "n", b"[]")])
+        assert await engine._read(lambda view: view.minutes(since=0)) == []
         await engine.schedule([NewTask(kind="other", id="from-before", parent="before")])
         (info,) = (await engine.list_tasks(kind="other")).tasks
         assert (info.parent, info.root) == (None, "from-before")

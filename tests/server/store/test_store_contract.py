@@ -20,6 +20,7 @@ from leasekit.server.store import (
     KindRow,
     Lane,
     Limits,
+    MinuteRow,
     Run,
     Store,
     Trigger,
@@ -783,3 +784,18 @@ def test_answers_of_claims_are_dropped_a_few_at_a_time(store: Store) -> None:
     with store.transaction() as tx:
         assert [tx.forget_claims(before=3.0, limit=2) for _ in range(3)] == [2, 1, 0]
         assert tx.claim_memories([("w", f"c{n}") for n in range(5)]).keys() == {("w", "c3"), ("w", "c4")}
+
+
+def test_a_node_writes_a_minute_once_and_old_minutes_go_a_few_at_a_time(store: Store) -> None:
+    rows = [MinuteRow(at, kind, node, b"[]") for at in (1, 2, 3) for kind in ("a", "b") for node in ("n", "m")]
+    with store.transaction() as tx:
+        tx.add_minutes(rows)
+        tx.add_minutes([row for row in rows if (row.at, row.node) == (3, "m")])  # a repeat, after a lost answer
+        tx.add_minutes([])
+    with store.view() as view:
+        assert sorted(view.minutes(since=2)) == sorted(row for row in rows if row.at >= 2)
+        assert sorted(view.minutes(since=0, kind="b")) == sorted(row for row in rows if row.kind == "b")
+    with store.transaction() as tx:
+        tx.forget_minutes(before=3, limit=1)
+    with store.view() as view:
+        assert {row.at for row in view.minutes(since=0)} == {2, 3}

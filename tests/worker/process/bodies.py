@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,28 @@ def calls(payload: list[str], held: leasekit.Lease) -> Any:
 def add(payload: list[int], held: leasekit.Lease) -> int:
     held.check()
     return sum(payload)
+
+
+def around(held: leasekit.Lease) -> Iterator[None]:
+    _around.append("before")
+    yield
+    held.complete([*_around, "after"])
+
+
+_around: list[str] = []
+
+
+def lifespan() -> Iterator[None]:
+    _around.append("started")
+    yield
+    with Path(os.environ["LEASEKIT_TEST_ENDS"]).open("a") as file:
+        file.write("ended\n")
+
+
+def broken() -> Iterator[None]:
+    if not _around:
+        raise ConnectionError("no database")
+    yield
 
 
 def run_once(payload: str) -> str:
@@ -331,3 +354,20 @@ def sees(payload: None) -> dict[str, Any]:
 
 def has_imported_this(payload: str) -> int:
     return int("this" in sys.modules)
+
+
+def polls(payload: str, held: leasekit.Lease) -> list[Any]:
+    """Ask three times, and leave a line at each call."""
+    note(payload)
+    seen = [held.executions, held.checkpoint, held.fence, held.attempt]
+    if held.executions < 3:
+        if held.executions == 1:
+            held.progress("asked once")
+        raise leasekit.NotYet("the VM boots", after=0.05)
+    return seen
+
+
+async def polls_for_long(payload: str, held: leasekit.Lease) -> None:
+    note(payload)
+    held.progress("asked once")
+    raise leasekit.NotYet("the VM boots", after=20)

@@ -15,6 +15,7 @@ import pytest
 from leasekit import Worker
 from leasekit.errors import ConfigError
 from leasekit.task import Status
+from tests.sampling import slow_after
 from tests.worker.conftest import Submitter
 from tests.worker.process.conftest import Runs
 
@@ -111,20 +112,20 @@ def test_a_payload_that_does_not_fit_is_a_fatal_failure_that_says_where(
 
 ENDS = {
     "raises_value_error": ("why", Status.RETRIABLE_FAILURE, "ValueError", "why"),
-    "raises_fatal": ("why", Status.FATAL_FAILURE, "Fatal", "why"),
-    "exits": (3, Status.RETRIABLE_FAILURE, "SystemExit", "3"),
     "no_json": (None, Status.FATAL_FAILURE, "Fatal", "not JSON"),
+    "hard_exit": (3, Status.DEAD, "ExecutorDied", "its executor exited with code 3"),
+    "reads_nowhere": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGSEGV (segmentation fault)"),
+    "garbles_its_line": (None, Status.DEAD, "ExecutorDied", "closed or garbled its socket to the worker"),
     "no_number": (None, Status.FATAL_FAILURE, "Fatal", "NaN or an infinity"),
     "too_deep": (None, Status.FATAL_FAILURE, "Fatal", "this result is nested too deep"),
-    "hard_exit": (3, Status.DEAD, "ExecutorDied", "its executor exited with code 3"),
     "aborts": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGABRT (aborted)"),
-    "reads_nowhere": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGSEGV (segmentation fault)"),
     "closes_everything": (None, Status.DEAD, "ExecutorDied", "its executor exited with code 1"),
-    "garbles_its_line": (None, Status.DEAD, "ExecutorDied", "closed or garbled its socket to the worker"),
+    "raises_fatal": ("why", Status.FATAL_FAILURE, "Fatal", "why"),
+    "exits": (3, Status.RETRIABLE_FAILURE, "SystemExit", "3"),
 }
 
 
-@pytest.mark.parametrize("body", ENDS)
+@pytest.mark.parametrize("body", slow_after(5, ENDS))
 def test_whatever_a_body_does_it_ends_as_what_it_is(
     body: str, worker: Worker, at_work: AtWork, submitter: Submitter, bodies: ModuleType
 ) -> None:

@@ -22,7 +22,7 @@ _LOCK = 0x6C656173656B6974  # "leasekit", a number that no other program should 
 _WAIT = "3s"  # for a lock that a migration needs: all requests would wait behind it
 
 
-def found(connection: Connection) -> int:
+def tables_version(connection: Connection) -> int:
     """Return the version of the tables in a database; 0: there are none."""
     with connection.transaction():
         if connection.execute("SELECT pg_catalog.to_regclass('leasekit.version')").fetchone() == (None,):
@@ -34,7 +34,7 @@ def found(connection: Connection) -> int:
 def check(connection: Connection, *, where: str) -> int:
     """Return the version of the tables. Raises `ConfigError` if this leasekit cannot use them."""
     check_encoding(connection, where=where)
-    number = found(connection)
+    number = tables_version(connection)
     if (why := fault(number, where=where)) is not None:
         raise ConfigError(why)
     return number
@@ -71,7 +71,8 @@ def migrate(connection: Connection) -> list[int]:
             made.append(number)
     except psycopg.errors.LockNotAvailable as error:
         raise BackendError(
-            f"a migration could not lock a table for {_WAIT}, and changed nothing since version {found(connection)}: "
+            f"a migration could not lock a table for {_WAIT}, and changed nothing since version "
+            f"{tables_version(connection)}: "
             "end long transactions, and run it again"
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:

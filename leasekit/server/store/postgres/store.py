@@ -75,7 +75,8 @@ SELECT {", ".join(_SET)},
     last.boot_id, last.boot, last.seen,
     (SELECT pg_catalog.max(seen) FROM leasekit.node WHERE id <> %s AND NOT has_left),
     pg_catalog.jsonb_object_field_text(pg_catalog.to_jsonb(store), 'kind_change')::int8,
-    coalesce(pg_catalog.jsonb_object_field_text(pg_catalog.to_jsonb(store), 'has_waits')::bool, false)
+    coalesce(pg_catalog.jsonb_object_field_text(pg_catalog.to_jsonb(store), 'has_waits')::bool, false),
+    coalesce(pg_catalog.jsonb_object_field_text(pg_catalog.to_jsonb(store), 'has_routes')::bool, false)
 FROM leasekit.store LEFT JOIN (SELECT * FROM leasekit.node ORDER BY seen DESC LIMIT 1) AS last ON true
 """  # noqa: S608
 _VIEW = "; ".join(
@@ -144,7 +145,7 @@ class PostgresStore(SharedStore):
     def lacks(self) -> list[int]:
         """Return the versions of the tables that a migration would make."""
         with self._errors(), contextlib.closing(self._connect()) as connection:
-            number = schema.found(connection)
+            number = schema.tables_version(connection)
             if number > schema.HEAD and (why := schema.fault(number, where=self.where)) is not None:
                 raise ConfigError(why)
             return list(range(number + 1, schema.HEAD + 1))
@@ -185,10 +186,10 @@ class PostgresStore(SharedStore):
         after = self.boot()
         if not rows:
             raise Unavailable(f"the table leasekit.store of {self.where} is empty: restore it from a backup")
-        wall, correction, gained, boot_id, boot, seen, others_seen, kind_change, has_waits = rows[0][len(_SET) :]
+        wall, correction, gained, boot_id, boot, seen, others_seen, *flags = rows[0][len(_SET) :]
         last = None if boot_id is None else Anchor(boot_id, boot, seen)
         now = wall if self.wall is None else self.wall()
-        return Reading(now, correction, gained, last, others_seen, before, after, kind_change, has_waits)
+        return Reading(now, correction, gained, last, others_seen, before, after, *flags)
 
     @contextmanager
     def view(self) -> Generator[PostgresView]:

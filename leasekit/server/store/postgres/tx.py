@@ -16,20 +16,28 @@ from msgspec.structs import fields
 from leasekit.errors import Refused
 from leasekit.server.store import (
     Anchor,
+    AuditRow,
     Contended,
+    Deadline,
     Entity,
     Filter,
     GateRow,
+    InboxRow,
     KindRow,
     Lane,
+    MinuteRow,
     Node,
+    PeriodicRow,
     Reading,
+    Tagged,
+    TokenRow,
     Trigger,
     damage,
 )
 from leasekit.server.store import statements as sql
 from leasekit.server.store.keyed import Charge
 from leasekit.server.store.postgres.session import PostgresSession, array
+from leasekit.server.store.routes import kind_of
 from leasekit.server.store.schema import QUEUED_AT, trigger
 from leasekit.server.store.tx import SqlTx, SqlView, Walk
 from leasekit.task import Status
@@ -44,12 +52,18 @@ _BE_ALONE = f"SELECT pg_catalog.pg_advisory_xact_lock({_WRITERS})"
 _STARTS = 1_818_583_923
 _TRY = f"pg_catalog.pg_try_advisory_xact_lock({_STARTS}, pg_catalog.hashtext(kind))"
 _BEGIN_STARTS = f"SELECT kind FROM pg_catalog.unnest(%s::text[]) AS kind WHERE {_TRY}"  # noqa: S608
+# Writers that free places of keys have the lock of a kind together; one that lets keys leave their lanes has it alone,
+# or leaves these as they are: it never waits. So no place becomes free between its look and its commit.
+_PLACES = 1_818_583_924
+_LOCK_PLACES = f"SELECT pg_catalog.pg_advisory_xact_lock_shared({_PLACES}, pg_catalog.hashtext(%s::text))"
+_TRY_PLACES = f"SELECT pg_catalog.pg_try_advisory_xact_lock({_PLACES}, pg_catalog.hashtext(%s::text))"
 _HAS_KINDS = "SELECT pg_catalog.to_regclass('leasekit.kind') IS NOT NULL"
 _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
 _LOCK_WAITS = (0.005, 0.015, 0.03)  # seconds between looks at rows that other nodes may have locked for a moment
 _SEQ, _KIND, _STATUS = map([field.name for field in fields(Trigger)].index, ("seq", "kind", "status"))  # in a row
 _NO_KEYS: Mapping[int, str] = {}
+_NO_TAGS = "the tables of the database have no room for tags of tasks: run `leasekit migrate`"
 _COLUMNS = ", ".join(
     "keyed.due_at" if column.name == "next_trigger_at" else f'trigger."{column.name}"'
     for column in trigger.c
@@ -71,21 +85,37 @@ ON CONFLICT (kind, priority, key) DO UPDATE SET taken = old.taken WHERE false"""
 # A statement of its own, so that it sees what other writers have queued before they gave up the lock.
 _CHANGE_SHARES = """
 UPDATE leasekit.share AS old SET due_at = new.due_at,
-    active = new.due_at IS NOT NULL AND CASE WHEN new.now IS NULL THEN old.active ELSE new.due_at <= new.now END,
+    active = new.due_at IS NOT NULL AND new.until IS NULL
+        AND CASE WHEN new.now IS NULL THEN old.active ELSE new.due_at <= new.now END,
     taken = CASE WHEN new.base IS NULL OR old.active THEN old.taken
         ELSE least(greatest(old.taken, new.base), new.base + 1) END + new.taken
 FROM (
     SELECT *, (
-        SELECT min(keyed.due_at) FROM leasekit.keyed
+        SELECT greatest(one.until, keyed.due_at) FROM leasekit.keyed
         WHERE keyed.kind = one.kind AND keyed.priority = one.priority AND keyed.key = one.key
             AND keyed.due_at IS NOT NULL
+        ORDER BY keyed.due_at LIMIT 1
     ) AS due_at
-    FROM unnest(%s::text[], %s::int[], %s::text[], %s::int[], %s::float8[], %s::float8[])
-        AS one(kind, priority, key, taken, base, now)
+    FROM unnest(%s::text[], %s::int[], %s::text[], %s::int[], %s::float8[], %s::float8[], %s::float8[])
+        AS one(kind, priority, key, taken, base, now, until)
 ) AS new
 WHERE old.kind = new.kind AND old.priority = new.priority AND old.key = new.key
-    AND NOT (new.base IS NULL AND (old.active AND new.due_at IS NOT NULL OR old.due_at IS NOT DISTINCT FROM new.due_at))
+    AND NOT (new.base IS NULL AND (
+        old.active AND new.due_at IS NOT NULL AND new.until IS NULL OR old.due_at IS NOT DISTINCT FROM new.due_at
+    ))
 """
+_HAS_INBOX = "SELECT EXISTS (SELECT FROM leasekit.inbox WHERE refused IS NULL)"
+_INBOX = """
+SELECT number, octet_length(task) FROM leasekit.inbox
+WHERE refused IS NULL AND (%s::bigint[] IS NULL OR number = ANY (%s::bigint[]))
+ORDER BY number LIMIT %s FOR UPDATE SKIP LOCKED"""
+_IN_INBOX = """
+SELECT number, task, extract(epoch FROM at)::float8 FROM leasekit.inbox WHERE number = ANY (%s::bigint[])
+ORDER BY number"""
+_LEAVE_INBOX = "DELETE FROM leasekit.inbox WHERE number = ANY (%s::bigint[])"
+_SET_ASIDE = """
+UPDATE leasekit.inbox AS old SET refused = new.refused
+FROM unnest(%s::bigint[], %s::text[]) AS new(number, refused) WHERE old.number = new.number"""
 _STATUSES = {status.value: status for status in Status}
 _RESTART_WAITS = (*_LOCK_WAITS, 0.2, 0.2, 0.5, 1.0)  # the same, for leases that are restarted
 
@@ -133,18 +163,62 @@ class PostgresView(SqlView):
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         return super().lanes(kinds) if self._has_kinds() else self._lanes(sql.LANES, kinds)
 
+    def routes(self, kinds: Collection[str]) -> list[str]:
+        return super().routes(kinds) if self._has_kinds() else []
+
+    def routes_of(self, seqs: Collection[int]) -> dict[int, str]:
+        return super().routes_of(seqs) if self._has_kinds() else {}
+
+    def periodic(self, name: str) -> PeriodicRow | None:
+        return super().periodic(name) if self._has_kinds() else None
+
+    def periodics(self, *, after: str, limit: int) -> list[PeriodicRow]:
+        return super().periodics(after=after, limit=limit) if self._has_kinds() else []
+
+    def minutes(self, *, since: int, kind: str | None = None) -> list[MinuteRow]:
+        return super().minutes(since=since, kind=kind) if self._has_kinds() else []
+
+    def tokens(self) -> list[TokenRow]:
+        return super().tokens() if self._has_kinds() else []
+
+    def audit(self, *, before: str, limit: int) -> list[AuditRow]:
+        return super().audit(before=before, limit=limit) if self._has_kinds() else []
+
+    def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:
+        return super().full_keys(kinds, now=now, limit=limit) if self._has_kinds() else []
+
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         return super().waits_of(ids) if self._has_kinds() else []
 
-    def page(self, wanted: Filter, *, after: int, limit: int, until: int | None = None) -> list[Trigger]:
+    def page(
+        self,
+        wanted: Filter,
+        *,
+        after: int,
+        limit: int,
+        until: int | None = None,
+        among: Sequence[int] | None = None,
+    ) -> list[Trigger]:
         if wanted.root is not None and not self._has_kinds():
             raise Refused("the tables of the database have no room for chains: run `leasekit migrate`")
-        return super().page(wanted, after=after, limit=limit, until=until)
+        return super().page(wanted, after=after, limit=limit, until=until, among=among)
+
+    def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:
+        if not self._has_kinds():
+            raise Refused(_NO_TAGS)
+        return super().tagged(tags, after=after, newest=newest, limit=limit)
+
+    def tags(self, seqs: Collection[int]) -> dict[int, list[str]]:
+        return super().tags(seqs) if self._has_kinds() else {}
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
         return super().chains_of(seqs) if self._has_kinds() else {}
 
+    def deadlines(self, seqs: Collection[int]) -> dict[int, Deadline]:
+        return super().deadlines(seqs) if self._has_kinds() else {}
+
     def _has_kinds(self) -> bool:
+        """Return whether the schema has the tables of kinds; without them, `leasekit migrate` is still to be run."""
         return self.execute(_HAS_KINDS) == [(True,)]
 
     def free_space(self) -> int:
@@ -162,6 +236,9 @@ class PostgresTx(SqlTx, PostgresView):
         self._reading = reading
         self._states: dict[int, tuple[str, Status]] = {}  # the kinds and statuses of the rows that are locked
         self._changes: Counter[tuple[str, Status]] = Counter()
+        self._freed: set[int] = set()  # tasks of which this transaction has ended a run, and that have keys with limits
+        self._key_limits: dict[str, int] = {}
+        self._tended = 0
 
     @property
     def reading(self) -> Reading:
@@ -193,8 +270,34 @@ class PostgresTx(SqlTx, PostgresView):
             " ON CONFLICT (node, kind, status) DO UPDATE SET tasks = old.tasks + excluded.tasks"
         )
 
+    def tend_shares(self, *, limit: int) -> None:
+        self._tended = limit  # at the end: a writer that holds shares must not wait for places
+
+    def leave(self, lane: Lane, until: Mapping[str, float | None], *, most: int) -> None:
+        super().leave(lane, until, most=most)
+        self._key_limits[lane.kind] = most
+
+    def free_keys(self, seqs: Collection[int]) -> list[Lane]:
+        self._freed.update(seqs)
+        return super().free_keys(seqs)
+
+    def _agree_on_places(self) -> None:
+        """Look again which keys have left their lanes, of those freed here, and which may leave now."""
+        if self._freed:
+            for kind in sorted({kind_of(row[1]) for row in self._session.rows(sql.KEYED, seqs=self._freed)}):
+                self.execute(_LOCK_PLACES, kind)
+            super().free_keys(self._freed)
+        for name, keys in self._keyed.leaving().items():
+            kind = kind_of(name)
+            ((is_alone,),) = self.execute(_TRY_PLACES, kind)
+            running = self.running_of_keys(kind, keys) if is_alone else {}
+            self._keyed.stay(name, {key for key in keys if running.get(key, 0) < self._key_limits[kind]})
+
     def finish(self) -> None:
         """Write what the transaction has changed of the shares, then of the counts."""
+        self._agree_on_places()
+        if self._tended:
+            super().tend_shares(limit=self._tended)
         super().finish()
         changed = [(kind, status.value, tasks) for (kind, status), tasks in self._changes.items() if tasks]
         if changed:
@@ -228,12 +331,28 @@ class PostgresTx(SqlTx, PostgresView):
             time.sleep(wait)
         return found, left
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
-        if keys and not self._has_keys:
-            raise Refused("the tables of the database have no room for keys of tasks: run `leasekit migrate`")
-        super().add(entities, triggers, keys)
+    def add(
+        self,
+        entities: Sequence[Entity],
+        triggers: Sequence[Trigger],
+        keys: Mapping[int, str] = _NO_KEYS,
+        routes: Mapping[int, str] = _NO_KEYS,
+    ) -> None:
+        if (keys or routes) and not self._has_keys:
+            what = "keys of tasks" if keys else "tasks that require labels"
+            raise Refused(f"the tables of the database have no room for {what}: run `leasekit migrate`")
+        if routes and not self._reading.has_routes:
+            self.begin_change()  # as in `add_waits`
+            self._connection.execute("UPDATE leasekit.store SET has_routes = true")
+            self._reading = self._reading._replace(has_routes=True)
+        super().add(entities, triggers, keys, routes)
         for row in triggers:
             self._move(row.seq, row.kind, row.status)
+
+    def add_tags(self, tags: Sequence[tuple[str, int]]) -> None:
+        if not self._has_keys:
+            raise Refused(_NO_TAGS)
+        super().add_tags(tags)
 
     def save(self, triggers: Sequence[Trigger]) -> None:
         self._look_up([row.seq for row in triggers])
@@ -268,7 +387,7 @@ class PostgresTx(SqlTx, PostgresView):
             self._changes[self._states.pop(seq)] -= 1
 
     def _look_up(self, seqs: Collection[int]) -> list[int]:
-        """Lock those of these rows that this transaction has not read yet, and return all that exist."""
+        """Lock the rows that this transaction has not read yet, and return the `seqs` that exist."""
         unread = [seq for seq in seqs if seq not in self._states]
         if unread:
             self.triggers_of(unread)
@@ -282,8 +401,8 @@ class PostgresTx(SqlTx, PostgresView):
         self._changes[kind, status] += 1
 
     def _decoded(self, rows: Sequence[tuple[Any, ...]]) -> list[Trigger]:
-        # Before damaged rows are written, which would look them up again. Their old status may be unknown: then the
-        # counts stay as they are.
+        # Statuses are noted before `super` writes damaged rows, which would look them up again. The old status of a
+        # damaged row may be unknown: *dead*, its new status, then leaves the counts as they are.
         for row in rows:
             self._states.setdefault(row[_SEQ], (row[_KIND], _STATUSES.get(row[_STATUS], Status.DEAD)))
         return super()._decoded(rows)
@@ -296,7 +415,7 @@ class PostgresTx(SqlTx, PostgresView):
     ) -> dict[str, list[tuple[Any, ...]]]:
         keys, due, seqs = array(after), *map(array, zip(*after.values(), strict=True))
         found: dict[str, list[tuple[Any, ...]]] = {}
-        for *row, key in self.execute(_QUEUES, keys, due, seqs, lane.kind, lane.priority, now, limit):
+        for *row, key in self.execute(_QUEUES, keys, due, seqs, lane.name, lane.priority, now, limit):
             found.setdefault(key, []).append(tuple(row))
         return found
 
@@ -309,25 +428,84 @@ class PostgresTx(SqlTx, PostgresView):
     def has_chains(self) -> bool:
         return self._reading.kind_change is not None
 
+    def has_routes(self) -> bool:
+        return self._reading.has_routes
+
     def has_waits(self) -> bool:
         return self._reading.has_waits
 
     def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
-        if not self._reading.has_waits:  # once in the life of a store: no writer may end a task without a look at waits
+        if not self._reading.has_waits:
+            # Once in the life of a database, and while no other writer is in a transaction: none of them ends a task
+            # without a look at what waits for it.
             self.begin_change()
             self._connection.execute("UPDATE leasekit.store SET has_waits = true")
             self._reading = self._reading._replace(has_waits=True)
         super().add_waits(waits)
+
+    def next_deadline(self) -> float | None:
+        return super().next_deadline() if self._has_keys else None
+
+    def set_deadlines(self, deadlines: Mapping[int, Deadline]) -> None:
+        if not self._has_keys:
+            raise Refused("the tables of the database have no room for start deadlines: run `leasekit migrate`")
+        super().set_deadlines(deadlines)
+
+    def add_audit(self, rows: Sequence[AuditRow]) -> None:
+        if self._has_keys:
+            super().add_audit(rows)
+
+    def forget_audit(self, *, before: float, limit: int) -> int:
+        return super().forget_audit(before=before, limit=limit) if self._has_keys else 0
+
+    def next_firing(self) -> float | None:
+        return super().next_firing() if self._has_keys else None
+
+    def add_minutes(self, rows: Sequence[MinuteRow]) -> None:
+        if self._has_kinds():
+            super().add_minutes(rows)
+
+    def forget_minutes(self, *, before: int, limit: int) -> None:
+        if self._has_kinds():
+            super().forget_minutes(before=before, limit=limit)
+
+    def set_periodic(self, row: PeriodicRow) -> None:
+        if not self._has_keys:
+            raise Refused("the tables of the database have no room for periodic tasks: run `leasekit migrate`")
+        super().set_periodic(row)
+
+    def has_inbox(self) -> bool:
+        return self._has_kinds() and self.execute(_HAS_INBOX) == [(True,)]
+
+    def inbox(self, *, limit: int, most_bytes: int, numbers: Sequence[int] | None) -> list[InboxRow]:
+        if not self._has_kinds():
+            return []
+        wanted = None if numbers is None else array(numbers)
+        room, fitting = most_bytes, list[int]()
+        for number, size in self.execute(_INBOX, wanted, wanted, limit):
+            room -= size
+            if room < 0 and fitting:
+                break
+            fitting.append(number)
+        return [InboxRow(*row) for row in self.execute(_IN_INBOX, array(fitting))] if fitting else []
+
+    def leave_inbox(self, numbers: Collection[int]) -> None:
+        if numbers:
+            self._connection.execute(_LEAVE_INBOX, (array(numbers),))
+
+    def set_aside(self, refused: Mapping[int, str]) -> None:
+        self._connection.execute(_SET_ASIDE, (array(refused), array(refused.values())))
 
     def last_kind_change(self) -> int:
         return self._reading.kind_change or 0
 
     def begin_change(self) -> None:
         if self._reading.kind_change is None:
-            what = "kinds, gates, chains and tasks after others"
+            what = "kinds, gates, chains, access tokens and tasks after others"
             raise Refused(f"the tables of the database have no room for {what}: run `leasekit migrate`")
         if self.execute(_BE_THE_CHANGER) != [(True,)]:
-            raise Contended("another node changes kinds or gates")  # repeated, which waits for the end of that
+            # The repeat waits until the other node's change has ended.
+            raise Contended("another node changes kinds, gates or access tokens")
         self.execute(_BE_ALONE)
 
     def begin_starts(self, kinds: Collection[str]) -> Collection[str]:

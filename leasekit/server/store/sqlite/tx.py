@@ -22,15 +22,16 @@ INCREMENTAL = 2
 # One key at a time, not a list as JSON: some versions of SQLite cut a key at a null character in JSON.
 _encode = msgspec.json.encode
 _NO_KEYS: Mapping[int, str] = {}
-# A share stays active as long as it has due tasks.
+# A share stays active as long as it has due tasks, and its key does not leave.
 _CHANGE_SHARE = (
     "INSERT INTO share (kind, priority, key, taken, active, due_at)"
     " SELECT kind, priority, key, coalesce(base, 0) + taken, coalesce(due_at <= now, 0), due_at"
-    " FROM (SELECT *, (SELECT min(due_at) FROM keyed"
-    " WHERE kind = new.kind AND priority = new.priority AND key = new.key AND due_at IS NOT NULL) AS due_at FROM"
-    " (SELECT ?1 AS kind, ?2 AS priority, ?3 AS key, ?4 AS taken, ?5 AS base, ?6 AS now) AS new) AS new WHERE true"
-    " ON CONFLICT DO UPDATE SET due_at = excluded.due_at,"
-    " active = excluded.due_at IS NOT NULL AND iif(?6 IS NULL, active, excluded.due_at <= ?6),"
+    " FROM (SELECT *, (SELECT max(coalesce(until, due_at), due_at) FROM keyed"
+    " WHERE kind = new.kind AND priority = new.priority AND key = new.key AND due_at IS NOT NULL"
+    " ORDER BY due_at LIMIT 1) AS due_at FROM (SELECT"
+    " ?1 AS kind, ?2 AS priority, ?3 AS key, ?4 AS taken, ?5 AS base, ?6 AS now, ?7 AS until) AS new) AS new"
+    " WHERE true ON CONFLICT DO UPDATE SET due_at = excluded.due_at,"
+    " active = excluded.due_at IS NOT NULL AND ?7 IS NULL AND iif(?6 IS NULL, active, excluded.due_at <= ?6),"
     " taken = iif(?5 IS NULL OR active, taken, min(max(taken, ?5), ?5 + 1)) + ?4"
 )
 _decode_anchor = msgspec.json.Decoder(Anchor).decode
@@ -38,13 +39,14 @@ _decode_anchor = msgspec.json.Decoder(Anchor).decode
 
 class Counter:
     """The last `seq` that the only writer has reserved (a failed transaction leaves a gap), how far it has looked, and
-    whether tasks wait for others, or have since the store was opened.
+    whether tasks wait for others or require labels, or have since the store was opened.
     """
 
     def __init__(self) -> None:
         self.last: int | None = None
         self.walk = Walk()
         self.has_waits: bool | None = None  # None: not looked up yet
+        self.has_routes: bool | None = None
 
 
 class SqliteView(SqlView):
@@ -89,8 +91,14 @@ class SqliteTx(SqlTx, SqliteView):
         self._counter.last = last + count
         return last + 1
 
-    def add(self, entities: Sequence[Entity], triggers: Sequence[Trigger], keys: Mapping[int, str] = _NO_KEYS) -> None:
-        super().add(entities, triggers, keys)
+    def add(
+        self,
+        entities: Sequence[Entity],
+        triggers: Sequence[Trigger],
+        keys: Mapping[int, str] = _NO_KEYS,
+        routes: Mapping[int, str] = _NO_KEYS,
+    ) -> None:
+        super().add(entities, triggers, keys, routes)
         for (kind, status), tasks in Counts((row.kind, row.status) for row in triggers).items():
             key = (kind.encode(), status.encode())
             self._changes[key] = self._changes.get(key, 0) + tasks
@@ -119,6 +127,16 @@ class SqliteTx(SqlTx, SqliteView):
         super().remove(seqs)
         self._held.drop(seqs)
 
+    def has_routes(self) -> bool:
+        if self._counter.has_routes is None:
+            self._counter.has_routes = bool(self._session.rows(sql.HAS_ROUTES)[0][0])
+        return self._counter.has_routes
+
+    def finish(self) -> None:
+        super().finish()
+        if self._keyed.queued_routes:
+            self._counter.has_routes = True
+
     def has_waits(self) -> bool:
         if self._counter.has_waits is None:
             self._counter.has_waits = any(self._session.rows(sql.HAS_WAITS)[0])
@@ -129,7 +147,7 @@ class SqliteTx(SqlTx, SqliteView):
         self._counter.has_waits = True
 
     def follow_leases(self, *, now: float, limit: int) -> None:
-        """Do nothing: a renewal sorts its lease, which costs SQLite no more than to do it later."""
+        """Do nothing: each renewal puts its lease in order at once, which costs SQLite no more than to do so later."""
 
     def restart_leases(self, *, now: float, shift: float | None) -> None:
         super().restart_leases(now=now, shift=shift)
@@ -145,7 +163,7 @@ class SqliteTx(SqlTx, SqliteView):
     def _queues(
         self, lane: Lane, after: Mapping[str, tuple[float, int]], *, now: float, limit: int
     ) -> dict[str, list[tuple[Any, ...]]]:
-        of = {"kind": lane.kind, "priority": lane.priority, "now": now, "most": limit}
+        of = {"kind": lane.name, "priority": lane.priority, "now": now, "most": limit}
         return {
             key: self._session.rows(sql.QUEUED, **of, key=key, after_due=due_at, after_seq=seq)
             for key, (due_at, seq) in after.items()

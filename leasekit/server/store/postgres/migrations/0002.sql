@@ -1,8 +1,9 @@
--- The settings of kinds with their limits, gates, the keys of tasks, what tasks wait for, and what they came from. Each
--- change of a kind or a gate counts up `kind_change`, by which the nodes see that they must read again.
+-- The settings of kinds with their limits, gates, the keys of tasks, what tasks wait for, what they came from, and periodic
+-- tasks. Each change of a kind or a gate counts up `kind_change`, by which the nodes see that they must read again.
 
 ALTER TABLE leasekit.store ADD COLUMN kind_change bigint NOT NULL DEFAULT 0;
 ALTER TABLE leasekit.store ADD COLUMN has_waits boolean NOT NULL DEFAULT false;  -- whether `wait` has ever had a row
+ALTER TABLE leasekit.store ADD COLUMN has_routes boolean NOT NULL DEFAULT false;  -- whether any task required labels
 
 CREATE TABLE leasekit.kind (
     name text COLLATE "C" NOT NULL PRIMARY KEY,
@@ -57,13 +58,15 @@ CREATE INDEX ix_share_active ON leasekit.share (kind, priority, taken, key) WHER
 CREATE INDEX ix_share_joining ON leasekit.share (kind, priority, due_at) WHERE NOT active AND due_at IS NOT NULL;
 CREATE INDEX ix_share_idle ON leasekit.share (kind, priority, taken) WHERE due_at IS NULL;
 
--- Token buckets of kinds with a rate. No bucket: it is full. The key is empty if the bucket is that of a whole kind.
+-- Token buckets of kinds with a rate, and of their keys. No bucket: it is full. The key is empty if the bucket is that
+-- of a whole kind.
 CREATE TABLE leasekit.bucket (
     kind text COLLATE "C" NOT NULL,
     key text COLLATE "C" NOT NULL,
     full_at double precision NOT NULL,
     PRIMARY KEY (kind, key)
 );
+CREATE INDEX ix_bucket_of_keys ON leasekit.bucket (kind, full_at) WHERE key <> '';
 
 -- Live leases are counted by kind.
 CREATE INDEX ix_trigger_running ON leasekit.trigger (kind) WHERE owner IS NOT NULL;
@@ -90,8 +93,91 @@ CREATE TABLE leasekit.chain (
 );
 CREATE INDEX ix_chain_root ON leasekit.chain (root, seq);
 
+-- The tags of tasks.
+CREATE TABLE leasekit.task_tag (
+    tag text COLLATE "C" NOT NULL,
+    seq bigint NOT NULL,
+    PRIMARY KEY (tag, seq)
+);
+CREATE INDEX ix_task_tag_seq ON leasekit.task_tag (seq);
+
 -- The roots of the chains to which no task is added any longer.
 CREATE TABLE leasekit.cancelled_chain (
     root text COLLATE "C" NOT NULL PRIMARY KEY,
     at double precision NOT NULL
 );
+
+-- The tasks that are dropped unless they have begun by `at`, which is `allowed` seconds after their due time.
+CREATE TABLE leasekit.deadline (
+    seq bigint NOT NULL PRIMARY KEY,
+    allowed double precision NOT NULL,
+    at double precision NOT NULL
+);
+CREATE INDEX ix_deadline_at ON leasekit.deadline (at);
+
+-- The periodic tasks. Each write counts up `version`, and replaces the version that its writer has read.
+CREATE TABLE leasekit.periodic (
+    name text COLLATE "C" NOT NULL PRIMARY KEY,
+    task bytea NOT NULL,               -- when it fires and what is scheduled, as JSON
+    since double precision NOT NULL,   -- the instant of the last firing that was judged
+    next_at double precision,
+    is_paused boolean NOT NULL,
+    last_id text,                      -- of the task of the last firing
+    firings bytea NOT NULL,            -- what became of the latest ones, as JSON
+    digests text,                      -- of what code has declared, the newest first
+    declared_at double precision,      -- when the first of them was declared last
+    changed_at double precision NOT NULL,
+    changed_by text,
+    version bigint NOT NULL
+) WITH (fillfactor = 50);
+CREATE INDEX ix_periodic_next_at ON leasekit.periodic (next_at) WHERE next_at IS NOT NULL;
+
+-- What happened in each minute: each node has rows of its own, which it writes once.
+CREATE TABLE leasekit.minute (
+    at integer NOT NULL,               -- the minutes since the epoch
+    kind text COLLATE "C" NOT NULL,
+    node text COLLATE "C" NOT NULL,
+    counts bytea NOT NULL,
+    PRIMARY KEY (kind, at, node)
+);
+CREATE INDEX ix_minute_at ON leasekit.minute (at);
+
+-- The access tokens, also those that are revoked.
+CREATE TABLE leasekit.access_token (
+    id text COLLATE "C" NOT NULL PRIMARY KEY,
+    name text COLLATE "C" NOT NULL,
+    digest bytea NOT NULL,             -- the SHA-256 of its secret
+    former_digest bytea,               -- that of the secret before it, which is taken until `former_until`
+    former_until double precision,
+    scopes text NOT NULL,              -- with commas between them
+    kinds text NOT NULL,               -- patterns, with / between them
+    created_at double precision NOT NULL,
+    created_by text NOT NULL,
+    expires_at double precision,
+    used_at double precision,          -- about
+    rotated_at double precision,
+    revoked_at double precision
+) WITH (fillfactor = 50);
+
+-- Acts of operators. Rows are added, and deleted after a long time; none is ever updated.
+CREATE TABLE leasekit.audit (
+    id text COLLATE "C" NOT NULL PRIMARY KEY,
+    at double precision NOT NULL,
+    by text NOT NULL,
+    token_id text,
+    worker text,
+    act text NOT NULL,
+    target text,
+    fields text NOT NULL,              -- names, with commas between them
+    changed bigint NOT NULL
+);
+CREATE INDEX ix_audit_at ON leasekit.audit (at);
+
+-- Tasks that applications have put in with transactions of their own. Each becomes a task once that has committed.
+CREATE TABLE leasekit.inbox (
+    number bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    task text NOT NULL,            -- JSON, one task of POST /v1/tasks
+    at timestamp with time zone NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    refused text                   -- why it cannot become a task
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX ix_inbox_waiting ON leasekit.inbox (number) WHERE refused IS NULL;

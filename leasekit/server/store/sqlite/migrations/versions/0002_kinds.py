@@ -1,4 +1,4 @@
-"""The settings of kinds with their limits, gates, the keys of tasks, what they wait for, and what they came from."""
+"""Kinds, limits, gates, keys, tags, deadlines, what tasks wait for, periodic tasks, access tokens, the audit log."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the tables of kinds, gates, keys, token buckets, waits and chains, and what else they need."""
+    """Add the tables of kinds, gates, keys, buckets, waits, chains, tags, periodic tasks, access tokens, the audit."""
     op.add_column("store", sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "kind",
@@ -78,6 +78,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("kind", "key"),
         sqlite_with_rowid=False,
     )
+    op.create_index("ix_bucket_of_keys", "bucket", ["kind", "full_at"], sqlite_where=sa.text("\"key\" != ''"))
     op.create_index("ix_trigger_running", "trigger", ["kind"], sqlite_where=sa.text("owner IS NOT NULL"))
     op.create_table(
         "wait",
@@ -102,9 +103,85 @@ def upgrade() -> None:
     )
     op.create_index("ix_chain_root", "chain", ["root", "seq"])
     op.create_table(
+        "task_tag",
+        sa.Column("tag", sa.Text, nullable=False),
+        sa.Column("seq", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("tag", "seq"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_task_tag_seq", "task_tag", ["seq"])
+    op.create_table(
         "cancelled_chain",
         sa.Column("root", sa.Text, nullable=False),
         sa.Column("at", sa.Double, nullable=False),
         sa.PrimaryKeyConstraint("root"),
         sqlite_with_rowid=False,
     )
+    op.create_table(
+        "deadline",
+        sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("allowed", sa.Double, nullable=False),
+        sa.Column("at", sa.Double, nullable=False),
+    )
+    op.create_index("ix_deadline_at", "deadline", ["at"])
+    op.create_table(
+        "periodic",
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("task", sa.LargeBinary, nullable=False),
+        sa.Column("since", sa.Double, nullable=False),
+        sa.Column("next_at", sa.Double),
+        sa.Column("is_paused", sa.Boolean, nullable=False),
+        sa.Column("last_id", sa.Text),
+        sa.Column("firings", sa.LargeBinary, nullable=False),
+        sa.Column("digests", sa.Text),
+        sa.Column("declared_at", sa.Double),
+        sa.Column("changed_at", sa.Double, nullable=False),
+        sa.Column("changed_by", sa.Text),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "minute",
+        sa.Column("at", sa.Integer, nullable=False),
+        sa.Column("kind", sa.Text, nullable=False),
+        sa.Column("node", sa.Text, nullable=False),
+        sa.Column("counts", sa.LargeBinary, nullable=False),
+        sa.PrimaryKeyConstraint("kind", "at", "node"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_minute_at", "minute", ["at"])
+    op.create_index("ix_periodic_next_at", "periodic", ["next_at"], sqlite_where=sa.text("next_at IS NOT NULL"))
+    op.create_table(
+        "access_token",
+        sa.Column("id", sa.Text, nullable=False),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("digest", sa.LargeBinary, nullable=False),
+        sa.Column("former_digest", sa.LargeBinary),
+        sa.Column("former_until", sa.Double),
+        sa.Column("scopes", sa.Text, nullable=False),
+        sa.Column("kinds", sa.Text, nullable=False),
+        sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("created_by", sa.Text, nullable=False),
+        sa.Column("expires_at", sa.Double),
+        sa.Column("used_at", sa.Double),
+        sa.Column("rotated_at", sa.Double),
+        sa.Column("revoked_at", sa.Double),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "audit",
+        sa.Column("id", sa.Text, nullable=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("by", sa.Text, nullable=False),
+        sa.Column("token_id", sa.Text),
+        sa.Column("worker", sa.Text),
+        sa.Column("act", sa.Text, nullable=False),
+        sa.Column("target", sa.Text),
+        sa.Column("fields", sa.Text, nullable=False),
+        sa.Column("changed", sa.BigInteger, nullable=False),
+        sa.PrimaryKeyConstraint("id"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_audit_at", "audit", ["at"])

@@ -1,0 +1,72 @@
+"""Costs of kinds, gates, limits and keys for a task, in CPU time: where they are used, and where others use them.
+
+A life is a schedule, a claim and a settlement, in batches of 100, on an SQLite file in this process. All cases run in
+turn, and each is compared with the first case of its own round: a case that is the first one again shows the spread.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from _common import Bench, cpu_seconds, stored_in
+from leasekit.registry import open_backend
+from leasekit.task import KindSettings, NewTask, Settlement
+
+_BATCH = 100
+_CASES: Mapping[str, Mapping[str, Any]] = {
+    "nothing set": {},
+    "nothing set, again": {},
+    "another kind has settings and limits": {"other": KindSettings(max_attempts=3, concurrency=4, key_concurrency=1)},
+    "another collection is paused": {"paused": "elsewhere"},
+    "tasks of another kind have keys": {"keyed": "other"},
+    "the kind has settings": {"k": KindSettings(max_attempts=3, priority=1, retention=86_400)},
+    "the kind has a concurrency": {"k": KindSettings(concurrency=10_000)},
+    "the kind has a rate": {"k": KindSettings(rate=10_000, burst=1_000_000)},
+    "the tasks have keys": {"keyed": "k"},
+    "keys have a concurrency": {"keyed": "k", "k": KindSettings(key_concurrency=10_000)},
+}
+
+
+def main() -> None:
+    bench = Bench("rules")
+    count = 1_000 if bench.quick else 10_000
+    rounds = bench.repeat if bench.quick else max(5, bench.repeat)
+    runs: dict[str, list[float]] = {case: [] for case in _CASES}
+    for _ in range(rounds):
+        for case, spent in runs.items():
+            spent.append(asyncio.run(_life(count, **_CASES[case])))
+    first = runs["nothing set"]
+    for case, spent in runs.items():
+        ratios = sorted(mine / of_first for mine, of_first in zip(spent, first, strict=True))
+        middle, bounds = statistics.median(ratios), [round(ratios[0], 2), round(ratios[-1], 2)]
+        bench.note(case, cpu_us=round(statistics.median(spent), 1), ratio=round(middle, 2), ratios=bounds)
+    bench.close()
+
+
+async def _life(count: int, *, paused: str | None = None, keyed: str | None = None, **kinds: KindSettings) -> float:
+    """Return the CPU in µs of the life of a task of the kind `k`."""
+    with stored_in() as url:
+        backend: Any = open_backend(url, worker="w")
+        try:
+            for kind, settings in kinds.items():
+                await backend.set_kind(kind, settings)
+            if paused is not None:
+                await backend.set_gate(collection=paused, mode="pause")
+            if keyed == "other":
+                await backend.schedule([NewTask(kind="other", key=f"t{number}") for number in range(_BATCH)])
+            await backend.stats()  # opens the file
+            began = cpu_seconds()
+            for start in range(0, count, _BATCH):
+                keys = [f"t{number % 50}" if keyed == "k" else None for number in range(_BATCH)]
+                await backend.schedule([NewTask(kind="k", key=key) for key in keys])
+                claimed = await backend.claim(["k"], limit=_BATCH, wait=0, claim_id=str(start))
+                ends = [Settlement(id=task.id, token=task.token, outcome="success") for task in claimed.tasks]
+                await backend.settle(ends)
+            return 1e6 * (cpu_seconds() - began) / count
+        finally:
+            await backend.aclose()
+
+
+if __name__ == "__main__":
+    main()

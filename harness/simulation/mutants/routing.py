@@ -1,0 +1,86 @@
+"""Mutants of what grants tasks to workers with labels, and finds tasks by their tags."""
+
+from collections.abc import Mapping
+
+from harness.simulation.mutants.edit import Edit
+from harness.simulation.mutants.mutant import Histories, Mutant, tested
+
+_TESTED = tested(
+    "histories have few sets of labels, one claim at a time, and nobody who lists tasks",
+    """
+all-of-a-batch: A claim gets tasks that fit another claim of the same transaction.
+server.due_tasks:DueTasks._fitting
+- self._has_routes
++ False
+tests/server/roles/test_routes.py::test_claims_of_one_transaction_get_what_fits_each[memory]
+
+any-claim-woken: A task wakes claims whose labels do not fit.
+server.long_poll:LongPolls._candidates
+- fits(name, labels)
++ True
+tests/server/roles/test_routes.py::test_one_that_waits_is_woken_if_its_labels_fit[memory]
+
+ticket-without-labels: A ticket brings a task to a worker without its labels.
+server.roles.tickets:TicketTasks.__init__
+- fits(routes.get(row.seq, ""), labels)
++ True
+tests/server/roles/test_routes.py::test_a_ticket_entitles_to_no_task_that_the_labels_do_not_fit[memory]
+
+key-full-for-ever: The end of a run does not free its key in the other routes of the kind.
+server.store.tx:SqlTx.free_keys
+- self.routes(kinds)
++ []
+tests/server/roles/test_routes.py::test_the_end_of_a_run_frees_its_key_in_the_other_routes[sqlite]
+
+routes-without-end: A kind has any number of routes.
+server.roles.frontend:_check_routes
+- count > MOST
++ False
+tests/server/roles/test_routes.py::test_too_many_sets_of_labels_of_one_kind_are_refused[memory]
+
+drop-spares-routes: A kind whose due tasks are dropped keeps those that require labels.
+server.roles.gates:_drop_lanes
+- [row.name, *turn.tx.routes([row.name])]
++ [row.name]
+tests/server/roles/test_routes.py::test_a_closed_kind_is_closed_in_all_routes[memory]
+
+unmet-by-any-worker: A worker of the kind counts for tasks whose labels it lacks.
+server.roles.unmet:unmet
+- fits(name, labels)
++ True
+tests/server/roles/test_routes.py::test_what_no_known_worker_can_have_is_listed[memory]
+
+any-tag: A search by several tags finds tasks that have only the rarest of them.
+server.store.tx:SqlView.tagged
+- row[1]
++ True
+tests/server/roles/test_tags.py::test_a_search_goes_on_in_steps_however_few_match[sqlite]
+
+first-tag: A search reads the index of the first tag, however many tasks have it.
+server.store.tx:SqlView.tagged
+- len(tags) == 1
++ True
+tests/server/roles/test_tags.py::test_the_rarest_tag_from_here_on_is_looked_at[sqlite]
+
+tags-left-behind: The tags of a task stay when it is removed.
+server.store.tx:SqlTx.remove
+- (*sql.REMOVE, sql.DROP_KEYED, sql.DROP_TAGS)
++ (*sql.REMOVE, sql.DROP_KEYED)
+tests/server/roles/test_tags.py::test_tags_go_with_their_task[sqlite]
+
+tags-forgotten-by-a-purge: A purge by tags removes the ended tasks without them too.
+server.roles.retention:search
+- request.tags is None
++ True
+tests/server/roles/test_tags.py::test_a_purge_by_tags_leaves_the_others[memory]
+""",
+)
+
+ROUTING: Mapping[str, Mutant] = {
+    "any-label": Mutant(
+        "A worker that has one of the required labels gets the task.",
+        Edit("server.store.routes:fits", "_required(name) <= labels", "_required(name) & labels"),
+        by=Histories("labels", ["A11"]),
+    ),
+    **_TESTED,
+}

@@ -1,0 +1,72 @@
+"""Access: what a caller may do.
+
+Rule 1: a right is a scope for a kind. A caller has all of its scopes for all kinds that its patterns match.
+Rule 2: a pattern is a kind, or the beginning of kinds with a `*` behind it. Nothing else has a meaning in it.
+"""
+
+from collections.abc import Collection, Iterable
+
+from msgspec import Struct
+
+from leasekit.tokens import SCOPES, Scope
+
+__all__ = ["LOCAL", "Access", "KindPatterns"]
+
+
+class KindPatterns:
+    """The kinds that an access token is for, as patterns: exact names, or beginnings with a `*` at the end."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self.patterns = tuple(patterns)
+        self._exact = frozenset(pattern for pattern in self.patterns if not pattern.endswith("*"))
+        self._beginnings = tuple(pattern[:-1] for pattern in self.patterns if pattern.endswith("*"))
+        self.has_all = "" in self._beginnings
+        """Whether every kind matches."""
+
+    def __repr__(self) -> str:
+        return f"KindPatterns({self.patterns!r})"
+
+    def match(self, kind: str | None) -> bool:
+        """Return whether these are patterns of a kind; of None, which no kind has, only `*` is."""
+        if self.has_all:
+            return True
+        return kind is not None and (kind in self._exact or kind.startswith(self._beginnings))
+
+    def cover(self, pattern: str) -> bool:
+        """Return whether all kinds that a pattern matches match here."""
+        if pattern.endswith("*"):
+            return pattern[:-1].startswith(self._beginnings)
+        return self.match(pattern)
+
+
+class Access(Struct, frozen=True, kw_only=True, gc=False):
+    """A caller, and its rights."""
+
+    name: str
+    """The name of the access token; *local* for a caller that needs none."""
+    scopes: frozenset[Scope]
+    """The rights of the caller …"""
+    kinds: KindPatterns
+    """… with tasks of these kinds."""
+    token_id: str | None = None
+    """The id of the access token; None: the caller needs none."""
+    expires_at: float | None = None
+    """When the token expires, in seconds since 1970."""
+
+    @property
+    def has_all_kinds(self) -> bool:
+        """Return whether kinds need no check."""
+        return self.kinds.has_all
+
+    def has(self, scopes: Collection[Scope]) -> bool:
+        """Return whether one of these scopes is held; none at all is needed if there are none."""
+        return not scopes or not self.scopes.isdisjoint(scopes)
+
+    def covers(self, scopes: Collection[str], kinds: Iterable[str], expires_at: float | None) -> bool:
+        """Return whether nothing is allowed by these rights that is not allowed here, and for no longer."""
+        outlives = self.expires_at is not None and (expires_at is None or expires_at > self.expires_at)
+        return self.scopes.issuperset(scopes) and all(map(self.kinds.cover, kinds)) and not outlives
+
+
+LOCAL = Access(name="local", scopes=frozenset(SCOPES), kinds=KindPatterns(["*"]))
+"""A caller of this machine that needs no token: it may do everything."""

@@ -1,0 +1,1 @@
+"""The web console: pages over an engine, for people; see `site.Console`."""

@@ -1,0 +1,74 @@
+"""The audit log: what operators did, written in the transaction of the change.
+
+Rule 1: each request of an operator writes one entry, even if it finds nothing to change. A dry run writes none.
+Rule 2: an entry has names (of kinds, settings, filters) and numbers, and no value that a client has sent.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from leasekit.ids import uuid7s
+from leasekit.server.access import LOCAL, Access
+from leasekit.server.store import AuditRow, View
+from leasekit.server.unit_of_work import UnitOfWork
+from leasekit.tokens import AuditEntry, AuditPage
+
+KEPT = 365 * 86400.0
+"""Seconds for which entries are kept."""
+
+
+class Note(NamedTuple):
+    """An entry to be written into the audit log once its request is applied."""
+
+    act: str
+    by: Access = LOCAL
+    target: str | None = None
+    fields: Sequence[str] = ()
+    worker: str | None = None
+
+    def row(self, turn: UnitOfWork, count: int) -> AuditRow:
+        (entry_id,) = uuid7s(1, turn.now, turn.random)
+        fields = ",".join(sorted(self.fields))
+        by, token_id = self.by.name, self.by.token_id
+        return AuditRow(entry_id, turn.now, by, token_id, self.worker, self.act, self.target, fields, count)
+
+
+def names_of(values: Struct) -> list[str]:
+    """Return the names of the fields whose values differ from their defaults, without those of every request."""
+    return [
+        field.encode_name
+        for field in msgspec.structs.fields(values)
+        if field.name not in _OF_EVERY_STEP and getattr(values, field.name) not in (None, UNSET, [], field.default)
+    ]
+
+
+_OF_EVERY_STEP = frozenset({"cursor", "dry_run", "limit", "token", "redrive_id", "request_id", "worker"})
+
+
+def page(view: View, *, cursor: str | None, limit: int) -> AuditPage:
+    """Return the entries before `cursor`, the latest first."""
+    rows = view.audit(before=cursor or "", limit=limit)
+    return AuditPage(entries=[_entry(row) for row in rows], cursor=rows[-1].id if len(rows) == limit else None)
+
+
+def _entry(row: AuditRow) -> AuditEntry:
+    return AuditEntry(
+        id=row.id,
+        at=datetime.fromtimestamp(row.at, UTC),
+        by=row.by,
+        token_id=row.token_id,
+        worker=row.worker,
+        act=row.act,
+        target=row.target,
+        fields=row.fields.split(",") if row.fields else [],
+        count=row.changed,
+    )
+
+
+def forget(turn: UnitOfWork, *, limit: int) -> bool:
+    """Delete entries that were kept for long enough; return whether more of them may be left."""
+    return turn.tx.forget_audit(before=turn.now - KEPT, limit=limit) == limit

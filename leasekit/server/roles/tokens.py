@@ -1,0 +1,215 @@
+"""The access tokens: make, revoke, rotate and list them.
+
+Rule 1: a caller makes, changes and sees only tokens that allow nothing that it may not do itself, and for no longer.
+Rule 2: a token that was revoked, or has expired, never becomes valid again.
+Rule 3: once a token was made, the store always has one, valid or not: servers do not become open again.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, cast
+
+from leasekit.errors import AccessDenied, Refused
+from leasekit.server.access import LOCAL, Access
+from leasekit.server.store import TokenRow, View
+from leasekit.server.unit_of_work import UnitOfWork
+from leasekit.tokens import SCOPES, Scope, TokenInfo
+from leasekit.wire import RotateRequest, TokenRequest
+
+_MOST = 1000  # tokens, which are all in the memory of each node
+_KEPT = 30 * 86400.0  # seconds for which a token is listed that is no longer valid
+
+
+class Create(NamedTuple):
+    """Make an access token."""
+
+    order: TokenRequest
+    by: Access = LOCAL
+
+
+class Revoke(NamedTuple):
+    """End an access token, for good."""
+
+    token: str
+    by: Access = LOCAL
+
+
+class Rotate(NamedTuple):
+    """Give an access token another secret."""
+
+    token: str
+    order: RotateRequest
+    by: Access = LOCAL
+
+
+Change = Create | Revoke | Rotate
+
+
+def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[TokenInfo | None]:
+    """Change access tokens; None where there is none of this id or name (that the caller may see).
+
+    Raises `Refused`, and `AccessDenied` where a new token would allow more than its maker may do.
+    """
+    turn.tx.begin_change()
+    return [_changed(turn, wanted) for wanted in changes]
+
+
+def _changed(turn: UnitOfWork, wanted: Change) -> TokenInfo | None:
+    rows = {row.id: row for row in turn.tx.tokens()}
+    if isinstance(wanted, Create):
+        return info(_created(turn, rows, wanted))
+    old = find(rows, wanted.token, turn.now)
+    if old is None or not is_covered(wanted.by, old):
+        return None
+    if isinstance(wanted, Revoke):
+        new = old._replace(revoked_at=turn.now, former_digest=None, former_until=None)
+        new = old if old.revoked_at is not None else new
+    else:
+        new = _rotated(turn, rows, old, wanted)
+    if new is not old:
+        turn.tx.set_tokens([new])
+    return info(new)
+
+
+def _created(turn: UnitOfWork, rows: Mapping[str, TokenRow], wanted: Create) -> TokenRow:
+    """Make an access token, or return the row of an earlier, repeated request. Raises `AccessDenied` and `Refused`."""
+    order, by = wanted.order, wanted.by
+    digest, until = bytes.fromhex(order.digest), None if order.expires_at is None else order.expires_at.timestamp()
+    if (known := rows.get(order.id)) is not None and (known.digest, known.name) == (digest, order.name):
+        return known
+    _check_order(turn, rows, order, until)
+    if not by.covers(order.scopes, order.kinds, until):
+        raise AccessDenied(
+            f"the access token {by.name!r} cannot make one that may do more than itself, or for longer: it has the "
+            f"scopes {_listed(by.scopes)} for the kinds {', '.join(by.kinds.patterns)}{_until(by.expires_at)}"
+        )
+    scopes, kinds = _listed(order.scopes), "/".join(dict.fromkeys(order.kinds))
+    row = TokenRow(
+        *(order.id, order.name, digest, None, None, scopes, kinds, turn.now, by.name, until, None, None, None)
+    )
+    turn.tx.set_tokens([row])
+    return row
+
+
+def _check_order(turn: UnitOfWork, rows: Mapping[str, TokenRow], order: TokenRequest, until: float | None) -> None:
+    """Raise `Refused` for a token that cannot be made."""
+    for pattern in order.kinds:
+        if "*" in pattern[:-1]:
+            _refuse("kinds", f"has the pattern {pattern!r}: a * stands only at the end, as in mail.*")
+    if until is not None and until <= turn.now:
+        _refuse("expires_at", "has passed: give a later one")
+    if order.id in rows:
+        _refuse("id", "is that of another access token: make a new one")
+    if order.name == LOCAL.name:
+        _refuse("name", f"is what callers without a token are called, {LOCAL.name!r}: use another")
+    if any(row.name == order.name and is_valid(row, turn.now) for row in rows.values()):
+        _refuse("name", f"is that of an access token, {order.name!r}: revoke or rotate it, or use another name")
+    _check_digest(rows, bytes.fromhex(order.digest))
+    if len(rows) >= _MOST:
+        raise Refused(
+            f"there are {_MOST} access tokens already, with those that have ended in the last 30 days: "
+            f"let clients share a token, or wait until ended ones are 30 days old"
+        )
+
+
+def _check_digest(rows: Mapping[str, TokenRow], digest: bytes) -> None:
+    if any(digest in (row.digest, row.former_digest) for row in rows.values()):
+        _refuse("digest", "is that of a secret that was used before: make a new one")
+
+
+def _refuse(field: str, detail: str) -> None:
+    raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
+
+
+def _rotated(turn: UnitOfWork, rows: Mapping[str, TokenRow], old: TokenRow, wanted: Rotate) -> TokenRow:
+    digest = bytes.fromhex(wanted.order.digest)
+    if digest == old.digest:
+        return old
+    if not is_valid(old, turn.now):
+        raise Refused(f"the access token {old.name!r} was revoked, or has expired: make another one")
+    _check_digest(rows, digest)
+    until = turn.now + wanted.order.overlap
+    former = (old.digest, until) if wanted.order.overlap else (None, None)
+    return old._replace(digest=digest, former_digest=former[0], former_until=former[1], rotated_at=turn.now)
+
+
+def find(rows: Mapping[str, TokenRow], token: str, now: float) -> TokenRow | None:
+    """Return the token with this id, or else the valid one with this name."""
+    if token in rows:
+        return rows[token]
+    return next((row for row in rows.values() if row.name == token and is_valid(row, now)), None)
+
+
+def is_valid(row: TokenRow, now: float) -> bool:
+    """Return whether a token is neither revoked nor expired."""
+    return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)
+
+
+def is_covered(by: Access, row: TokenRow) -> bool:
+    """Return whether a caller may do all that a token allows."""
+    return (
+        by is LOCAL or row.id == by.token_id or by.covers(row.scopes.split(","), row.kinds.split("/"), row.expires_at)
+    )
+
+
+def listed(view: View, by: Access = LOCAL) -> list[TokenInfo]:
+    """Return the tokens that a caller may see, the oldest first."""
+    return [info(row) for row in view.tokens() if is_covered(by, row)]
+
+
+def one(view: View, token: str, *, by: Access = LOCAL, now: float) -> TokenInfo | None:
+    """Return a token by its id or name; None: there is none that the caller may see."""
+    row = find({row.id: row for row in view.tokens()}, token, now)
+    return None if row is None or not is_covered(by, row) else info(row)
+
+
+def use(turn: UnitOfWork, uses: Sequence[Mapping[str, float]]) -> list[None]:
+    """Note when tokens were used last."""
+    for used_at in uses:
+        turn.tx.use_tokens(used_at)
+    return [None] * len(uses)
+
+
+def forget(turn: UnitOfWork) -> None:
+    """Remove tokens that ended long ago (Rule 3)."""
+    rows = turn.tx.tokens()
+    old = [row.id for row in rows[:-1] if min(row.revoked_at or _NEVER, row.expires_at or _NEVER) < turn.now - _KEPT]
+    if old:
+        turn.tx.begin_change()
+        turn.tx.remove_tokens(old)
+
+
+_NEVER = 1e12
+
+
+def info(row: TokenRow) -> TokenInfo:
+    """Describe a token."""
+    return TokenInfo(
+        id=row.id,
+        name=row.name,
+        scopes=[cast("Scope", scope) for scope in row.scopes.split(",")],
+        kinds=row.kinds.split("/"),
+        created_at=_moment(row.created_at),
+        created_by=row.created_by,
+        expires_at=_moment_or_none(row.expires_at),
+        used_at=_moment_or_none(row.used_at),
+        rotated_at=_moment_or_none(row.rotated_at),
+        former_until=_moment_or_none(row.former_until),
+        revoked_at=_moment_or_none(row.revoked_at),
+    )
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
+
+
+def _moment_or_none(at: float | None) -> datetime | None:
+    return None if at is None else _moment(at)
+
+
+def _listed(scopes: Sequence[str] | frozenset[Scope]) -> str:
+    return ",".join(scope for scope in SCOPES if scope in scopes)
+
+
+def _until(expires_at: float | None) -> str:
+    return "" if expires_at is None else f", until {_moment(expires_at):%Y-%m-%d %H:%M:%S} UTC"

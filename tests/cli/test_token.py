@@ -1,0 +1,46 @@
+"""`leasekit token` and `leasekit audit`, over a store of their own."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from leasekit.tokens import is_secret
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/tasks.db"
+
+
+def test_a_token_is_made_listed_rotated_and_revoked_and_each_is_in_the_log(
+    run: Run, store: str, tmp_path: Path
+) -> None:
+    made = run("token", "create", "workers", "--store", store, "-s", "work", "-k", "mail.*", "--expires", "90d")
+    secret = made.stdout.strip()
+    assert is_secret(secret)
+    assert secret not in made.stderr
+    out = tmp_path / "workers.token"
+    assert run("token", "rotate", "workers", "--store", store, "--out", str(out)).stdout == ""
+    assert is_secret(out.read_text().strip())
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    assert run("token", "list", "--store", store).stdout.split("\t")[:4] == ["workers", "valid", "work", "mail.*"]
+    shown = json.loads(run("token", "show", "workers", "--store", store, "--json").stdout)
+    assert run("token", "revoke", "workers", "--store", store).stdout.split("\t")[1] == "revoked"
+    assert run("token", "show", shown["id"], "--store", store).exit_code == 0
+    assert run("token", "show", "workers", "--store", store).exit_code == 1
+    acts = [line.split("\t")[1:4] for line in run("audit", "--backend", store).stdout.splitlines()]
+    assert acts == [["local", f"token.{what}", "workers"] for what in ("revoke", "rotate", "create")]
+    assert all(
+        secret not in path.read_bytes().decode("latin-1") for path in tmp_path.glob("tasks.db*") if path.is_file()
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("create", "a"), ("create", "a", "-s", "all"), ("list", "a"), ("show",), ("revoke", "a", "-s", "read")],
+)
+def test_wrong_usage_is_said(run: Run, store: str, arguments: tuple[str, ...]) -> None:
+    assert run("token", *arguments, "--store", store).exit_code == 2

@@ -1,0 +1,167 @@
+"""Who may look and act: sessions that begin with an access token, judged for each request."""
+
+import socket
+import uuid
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from leasekit.server.console import streams
+from leasekit.tokens import digest_of, new_secret
+from tests.server.console.conftest import Seen, Site, seen
+from tests.server.http.conftest import Answer, run
+
+FORM = "application/x-www-form-urlencoded"
+
+
+class Door:
+    """A console that needs access tokens, and a browser's cookie."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.origin = f"http://127.0.0.1:{site.server.port}"
+        self.admin = self.token("admin", "submit", "work", "read", "operate")
+
+    def token(self, name: str, *scopes: str, kinds: str = "*") -> str:
+        """Make an access token, and return its secret."""
+        secret = new_secret()
+        body = {
+            "id": uuid.uuid4().hex,
+            "name": name,
+            "digest": digest_of(secret).hex(),
+            "scopes": scopes,
+            "kinds": [kinds],
+        }
+        headers = {"authorization": f"Bearer {self.admin}"} if hasattr(self, "admin") else {}
+        answer = self.site.server.call("POST", "/v1/tokens", body, **headers)
+        assert answer.status == 200, answer
+        return secret
+
+    def api(self, method: str, path: str, body: object = None) -> Answer:
+        return self.site.server.call(method, path, body, authorization=f"Bearer {self.admin}")
+
+    def post(self, page: str, cookie: str = "", **form: str) -> Answer:
+        body = urlencode(form).encode()
+        headers = {"content_type": FORM, "origin": self.origin} | ({"cookie": cookie} if cookie else {})
+        return self.site.server.call("POST", f"/console/{page}", body, **headers)
+
+    def log_in(self, secret: str) -> str:
+        """Return the cookie of a new session."""
+        answer = self.post("login", token=secret)
+        assert (answer.status, answer.headers["location"]) == (303, "./"), answer
+        return answer.headers["set-cookie"].partition(";")[0]
+
+    def see(self, page: str, cookie: str = "", **headers: str) -> Seen:
+        return self.site.see(page, **headers, **({"cookie": cookie} if cookie else {}))
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Iterator[Door]:
+    with run(f"sqlite:///{tmp_path}/tasks.db", console="on") as server:
+        yield Door(Site(server))
+
+
+def test_without_a_session_each_page_leads_to_the_login(door: Door) -> None:
+    for page in ("", "tasks", "task?id=t", "do?act=cancel&id=t", "audit"):
+        answer = door.site.server.call("GET", f"/console/{page}")
+        assert (answer.status, answer.headers["location"]) == (303, "login"), page
+    assert door.see("login").status == 200
+    assert door.see("console.css").status == 200
+
+
+def test_what_a_script_asks_for_without_a_session_is_refused(door: Door) -> None:
+    assert door.site.server.call("GET", "/console/pulse", sec_fetch_mode="cors").status == 401
+    assert door.post("do", act="cancel", id="t").status in (303, 401)
+
+
+def test_a_token_begins_a_session_whose_cookie_scripts_and_other_sites_cannot_use(door: Door) -> None:
+    answer = door.post("login", token=door.admin)
+    cookie = answer.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=strict", "Path=/console"):
+        assert part in cookie, cookie
+    assert "Secure" not in cookie, "a browser would not send it over plain HTTP on loopback"
+    assert door.admin not in cookie
+    assert "admin" in door.see("", cookie.partition(";")[0]).text
+
+
+def test_a_wrong_token_is_refused_with_one_answer_and_many_are_locked_out(door: Door) -> None:
+    page = seen(door.post("login", token=new_secret()))
+    assert page.status == 401
+    assert "is not valid" in page.text
+    answers = [door.post("login", token=new_secret()).status for _ in range(30)]
+    assert answers[-1] == 429
+
+
+def test_a_login_from_another_origin_is_refused(door: Door) -> None:
+    body = urlencode({"token": door.admin}).encode()
+    answer = door.site.server.call("POST", "/console/login", body, content_type=FORM, origin="http://evil.example")
+    assert answer.status == 403
+
+
+def test_the_api_takes_no_cookie(door: Door) -> None:
+    cookie = door.log_in(door.admin)
+    assert door.site.server.call("GET", "/v1/stats", cookie=cookie).status == 401
+
+
+def test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked(door: Door) -> None:
+    cookie, other = door.log_in(door.admin), door.log_in(door.token("other", "read"))
+    assert door.post("logout", cookie).status == 303
+    assert door.site.server.call("GET", "/console/", cookie=cookie).status == 303
+    assert door.see("", other).status == 200
+    assert door.api("DELETE", "/v1/tokens/other").status == 200
+    assert door.site.server.call("GET", "/console/", cookie=other).status == 303
+
+
+def test_a_reader_is_offered_no_act_and_cannot_act(door: Door) -> None:
+    cookie = door.log_in(door.token("reader", "read"))
+    door.api("POST", "/v1/kinds", None)
+    page = door.see("kind?kind=k", cookie)
+    assert not [link for link in page.links if unescape(link).startswith("do?")]
+    assert door.see("do?act=pause&kind=k", cookie).status == 403
+    assert door.post("do", cookie, act="pause", kind="k").status == 403
+    assert door.see("audit", cookie).status == 403
+    assert door.api("GET", "/v1/gates").json["gates"] == []
+
+
+def test_a_token_for_some_kinds_or_without_read_is_told_what_it_lacks(door: Door) -> None:
+    for name, scopes, kinds in (("narrow", ["read"], "mail.*"), ("worker", ["work"], "*")):
+        page = door.see("", door.log_in(door.token(name, *scopes, kinds=kinds)))
+        assert page.status == 403
+        assert "needs the scope `read` for all kinds" in page.text
+
+
+def test_an_act_is_in_the_audit_log_with_the_name_of_its_token(door: Door) -> None:
+    cookie = door.log_in(door.admin)
+    assert door.post("do", cookie, act="pause", kind="k", reason="a secret reason").status == 303
+    page = door.see("audit", cookie)
+    assert "admin console kind.pause k" in page.text
+    assert "secret reason" not in page.html
+    assert door.api("GET", "/v1/gates").json["gates"][0]["changed_by"] == "admin"
+
+
+def test_pages_of_one_token_are_not_shown_to_another(door: Door) -> None:
+    admin, reader = door.log_in(door.admin), door.log_in(door.token("reader", "read"))
+    assert "Pause" in door.see("kind?kind=k", admin).text
+    assert "Pause" not in door.see("kind?kind=k", reader).text
+
+
+def test_a_stream_ends_with_its_session(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_BEAT", 0.05)
+    cookie = door.log_in(door.token("viewer", "read"))
+    connection: socket.socket = door.site.server.open()
+    with connection:
+        connection.sendall(f"GET /console/pulse HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
+        assert b"200 OK" in connection.recv(65536)
+        door.api("DELETE", "/v1/tokens/viewer")
+        data = b""
+        while not data.endswith(b"0\r\n\r\n"):  # the end of the answer
+            data += connection.recv(65536)
+
+
+def test_without_tokens_this_machine_needs_no_session(site: Site) -> None:
+    page = site.see("")
+    assert page.status == 200
+    assert "Log out" not in page.text

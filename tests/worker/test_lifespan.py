@@ -243,18 +243,22 @@ PROGRAM = """
 import sys, time
 import leasekit
 
+def hang():
+    while True:  # one long sleep might not be interrupted by a signal that comes just before it
+        time.sleep(0.05)
+
 worker = leasekit.Worker(sys.argv[1], concurrency=1, drain_grace=0.2, drain_timeout=0.5, spool=None)
 
 @worker.lifespan
 {prefix}def pool():
     if sys.argv[2] == "start-up":
         print("hangs", flush=True)
-        time.sleep(600)
+        hang()
     print("started", flush=True)
     yield
     if sys.argv[2] == "shutdown":
         print("hangs", flush=True)
-        time.sleep(600)
+        hang()
     print("shut down", flush=True)
 
 @worker.handler("k")

@@ -9,6 +9,7 @@ import boto3
 import pytest
 from moto.core.utils import unix_time, unix_time_millis
 from moto.server import ThreadedMotoServer
+from moto.sqs.models import Queue
 from types_boto3_sqs import SQSClient
 
 import leasekit_sqs
@@ -31,9 +32,21 @@ CREDENTIALS = {
 }
 
 
+def one_change_at_a_time() -> None:
+    """Have moto delete messages of a queue one after the other: of two deletions at once, one would be lost."""
+    delete = Queue.delete_message
+
+    def delete_alone(self: Queue, receipt_handle: str) -> None:
+        with self._messages_lock:
+            delete(self, receipt_handle)
+
+    Queue.delete_message = delete_alone  # type: ignore[method-assign]
+
+
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    one_change_at_a_time()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -122,11 +122,11 @@ class Server:
             case "stats" | "gates":
                 return await getattr(engine, op)()
             case "list_tasks":
-                return await engine.list_tasks(**request)
+                return await engine.queries.list_tasks(**request)
             case "reschedule":
-                return await engine.reschedule(*request, by=worker)
+                return await engine.operations.reschedule(*request, by=worker)
             case "set_kind":
-                return await engine.set_kind(*request, by=worker)
+                return await engine.operations.set_kind(*request, by=worker)
             case _:  # schedule, cancel, redrive, get, set_gate
                 return await getattr(engine, op)(request)
 

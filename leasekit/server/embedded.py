@@ -135,7 +135,7 @@ class DirectBackend:
 
     async def get(self, task_id: str) -> TaskInfo | None:
         checked(wire.OneTask, {"task_id": task_id})
-        info = await (await self._engine()).get(task_id)
+        info = await (await self._engine()).queries.get(task_id)
         return None if info is None else plain_info(info)
 
     async def cancel(self, task_ids: Sequence[str]) -> list[Verdict]:
@@ -150,25 +150,25 @@ class DirectBackend:
     async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
         request = checked(wire.RedriveRequest, {"ids": task_ids, "worker": self.worker, **options})
         noting = self._noting("tasks.redrive", target=request.kind, fields=request)
-        return await (await self._engine()).redrive(request, **noting)
+        return await (await self._engine()).operations.redrive(request, **noting)
 
     async def list_dead(self, *, cursor: str | None = None, limit: int = 100, **wanted: Any) -> Page:
         return await self.list_tasks(cursor=cursor, limit=limit, **dead_ones(wanted))
 
     async def stats(self) -> Stats:
-        return await (await self._engine()).stats()
+        return await (await self._engine()).queries.stats()
 
     async def workers(self) -> list[WorkerInfo]:
-        return await (await self._engine()).workers()
+        return await (await self._engine()).fleet.workers()
 
     async def tell_window(self, size: int, waiting: int) -> None:
-        (await self._engine()).note_window(self.worker, wire.WorkerWindow(size=size, waiting=waiting))
+        (await self._engine()).fleet.note_window(self.worker, wire.WorkerWindow(size=size, waiting=waiting))
 
     async def nodes(self) -> list[NodeInfo]:
-        return await (await self._engine()).nodes()
+        return await (await self._engine()).fleet.nodes()
 
     async def kinds(self) -> list[KindInfo]:
-        return await (await self._engine()).kinds()
+        return await (await self._engine()).queries.kinds()
 
     async def kind(self, kind: str) -> KindInfo | None:
         checked(wire.OneKind, {"kind": kind})
@@ -177,7 +177,7 @@ class DirectBackend:
     async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
         checked(wire.OneKind, {"kind": kind})
         given = checked(wire.KindRequest, wire.given(settings))
-        info = await (await self._engine()).set_kind(
+        info = await (await self._engine()).operations.set_kind(
             kind, given, by=self.worker, **self._noting("kind.set", target=kind, fields=given)
         )
         assert info is not None  # noqa: S101 - it was just set
@@ -185,17 +185,19 @@ class DirectBackend:
 
     async def delete_kind(self, kind: str) -> None:
         checked(wire.OneKind, {"kind": kind})
-        await (await self._engine()).set_kind(kind, None, by=self.worker, **self._noting("kind.delete", target=kind))
+        await (await self._engine()).operations.set_kind(
+            kind, None, by=self.worker, **self._noting("kind.delete", target=kind)
+        )
 
     async def list_periodic(self) -> list[PeriodicInfo]:
         engine, found = await self._engine(), list[PeriodicInfo]()
-        while page := await engine.periodics(after=found[-1].name if found else ""):
+        while page := await engine.queries.periodics(after=found[-1].name if found else ""):
             found += page
         return [_plain_periodic(info) for info in found]
 
     async def get_periodic(self, name: str) -> PeriodicInfo | None:
         checked(wire.OnePeriodic, {"name": name})
-        info = await (await self._engine()).periodic(name)
+        info = await (await self._engine()).queries.periodic(name)
         return None if info is None else _plain_periodic(info)
 
     async def set_periodic(self, name: str, task: PeriodicTask, *, is_declared: bool = False) -> PeriodicInfo:
@@ -217,31 +219,31 @@ class DirectBackend:
     async def delete_periodic(self, name: str) -> None:
         checked(wire.OnePeriodic, {"name": name})
         noting = self._noting("periodic.delete", target=name)
-        await (await self._engine()).change_periodic(periodic.Remove(name, self.worker), **noting)
+        await (await self._engine()).operations.change_periodic(periodic.Remove(name, self.worker), **noting)
 
     async def _change_periodic(self, change: periodic.Change, act: str, fields: Struct | None = None) -> Any:
         checked(wire.OnePeriodic, {"name": change.name})
         noting = self._noting(act, target=change.name, fields=fields)
-        answer = await (await self._engine()).change_periodic(change, **noting)
+        answer = await (await self._engine()).operations.change_periodic(change, **noting)
         if answer is None:
             raise Refused(f"there is no periodic task {change.name!r}")
         return answer
 
     async def gates(self) -> list[GateInfo]:
-        return await (await self._engine()).gates()
+        return await (await self._engine()).queries.gates()
 
     async def set_gate(self, *, kind: str | None = None, collection: str | None = None, **wanted: Any) -> GateInfo:
         request = checked(wire.GateRequest, wanted)
         gated = gates.Gated.one_of(kind, collection)
         noting = self._noting(f"{gated.scope}.{request.mode}", target=gated.name, fields=request)
-        info = await (await self._engine()).set_gate(gated.closed(request, self.worker), **noting)
+        info = await (await self._engine()).operations.set_gate(gated.closed(request, self.worker), **noting)
         assert info is not None  # noqa: S101 - it was just closed
         return info
 
     async def open_gate(self, *, kind: str | None = None, collection: str | None = None) -> None:
         gated = gates.Gated.one_of(kind, collection)
         noting = self._noting(f"{gated.scope}.open", target=gated.name)
-        await (await self._engine()).set_gate(gated.opened(self.worker), **noting)
+        await (await self._engine()).operations.set_gate(gated.opened(self.worker), **noting)
 
     async def cancel_chain(self, task_id: str, *, cursor: str | None = None) -> ChainCancelled:
         request = checked(wire.ChainRequest, {"id": task_id, "cursor": cursor})
@@ -250,7 +252,7 @@ class DirectBackend:
     async def reschedule(self, task_id: str, **wanted: Any) -> Rescheduled:
         checked(wire.OneTask, {"task_id": task_id})
         request = checked(wire.RescheduleRequest, wanted)
-        answer = await (await self._engine()).reschedule(task_id, request, by=self.worker)
+        answer = await (await self._engine()).operations.reschedule(task_id, request, by=self.worker)
         if answer is None:
             raise Refused(unknown_task(task_id))
         return answer
@@ -258,27 +260,27 @@ class DirectBackend:
     async def cancel_matching(self, **wanted: Any) -> Matched:
         request = checked(wire.CancelMatchingRequest, wanted)
         noting = self._noting("tasks.cancel-matching", target=request.kind, fields=request)
-        return await (await self._engine()).cancel_matching(request, **noting)
+        return await (await self._engine()).operations.cancel_matching(request, **noting)
 
     async def reschedule_matching(self, **wanted: Any) -> Matched:
         request = checked(wire.RescheduleMatchingRequest, wanted)
         noting = self._noting("tasks.reschedule-matching", target=request.kind, fields=request)
-        return await (await self._engine()).reschedule_matching(request, by=self.worker, **noting)
+        return await (await self._engine()).operations.reschedule_matching(request, by=self.worker, **noting)
 
     async def purge(self, task_ids: Sequence[str] = (), **options: Any) -> Purged:
         request = checked(wire.PurgeRequest, {"ids": task_ids, **options})
         noting = self._noting("tasks.purge", target=request.kind, fields=request)
-        return await (await self._engine()).purge(request, **noting)
+        return await (await self._engine()).operations.purge(request, **noting)
 
     async def vacuum(self) -> Vacuumed:
-        return await (await self._engine()).vacuum(**self._noting("store.vacuum"))
+        return await (await self._engine()).operations.vacuum(**self._noting("store.vacuum"))
 
     async def list_tasks(self, *, limit: int = 100, **filters: Any) -> Page:
         check_limit("limit", limit)
         wanted = {name: value for name, value in filters.items() if value is not None}
         tags = {"tag": wanted["tags"]} if "tags" in wanted else {}
         checked(wire.TaskFilters, {name: value for name, value in wanted.items() if name != "tags"} | tags)
-        page = await (await self._engine()).list_tasks(limit=limit, **wanted)
+        page = await (await self._engine()).queries.list_tasks(limit=limit, **wanted)
         return Page(tasks=[plain_info(info) for info in page.tasks], cursor=page.cursor)
 
 
@@ -312,18 +314,18 @@ class EmbeddedBackend(DirectBackend):
 
     async def tokens(self) -> list[TokenInfo]:
         """List the access tokens: see `TokenDirectory`, like all that follow."""
-        return await (await self._engine()).list_tokens()
+        return await (await self._engine()).queries.list_tokens()
 
     async def token(self, token: str) -> TokenInfo | None:
         """Return an access token."""
         checked(wire.OneToken, {"token": token})
-        return await (await self._engine()).get_token(token)
+        return await (await self._engine()).queries.get_token(token)
 
     async def create_token(self, *, token_id: str, **wanted: Any) -> TokenInfo:
         """Make an access token."""
         order = checked(wire.TokenRequest, {"id": token_id, **wanted})
         noting = self._noting("token.create", target=order.name, fields=order)
-        info = await (await self._engine()).change_token(access_tokens.Create(order), **noting)
+        info = await (await self._engine()).operations.change_token(access_tokens.Create(order), **noting)
         assert info is not None  # noqa: S101 - it was just made
         return info
 
@@ -341,19 +343,19 @@ class EmbeddedBackend(DirectBackend):
     ) -> TokenInfo:
         checked(wire.OneToken, {"token": change.token})
         noting = self._noting(act, target=change.token, fields=fields)
-        if (info := await (await self._engine()).change_token(change, **noting)) is None:
+        if (info := await (await self._engine()).operations.change_token(change, **noting)) is None:
             raise Refused(f"there is no access token {change.token!r}: name one that `tokens` lists")
         return info
 
     async def audit(self, *, cursor: str | None = None, limit: int = 100) -> AuditPage:
         """Return a page of the log of what operators did."""
         check_limit("limit", limit)
-        return await (await self._engine()).audit(cursor=cursor, limit=limit)
+        return await (await self._engine()).queries.audit(cursor=cursor, limit=limit)
 
     async def ended(self, task_ids: Sequence[str], *, wait: float) -> Ended:
         """Wait for the ends of tasks: see `EndSource`."""
         ids = checked(wire.EndedRequest, {"ids": task_ids, "wait": wait}).ids
-        found = await (await self._engine()).ended(ids, wait=wait)
+        found = await (await self._engine()).queries.ended(ids, wait=wait)
         return replace(found, tasks=[plain_info(info) for info in found.tasks])
 
     async def _engine(self) -> Engine:

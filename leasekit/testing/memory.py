@@ -156,6 +156,7 @@ class MemoryService:
         self._id, self._started_at = uuid4().hex, math.inf  # at the first request
         self._cancel_hints = CancelHints()
         self._kinds = KindDefaults()
+        self.queries = self.operations = self.fleet = self  # the parts of an `Engine`, in whose place this one is used
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: one answer for each, in order."""

@@ -97,7 +97,7 @@ class Bench:
         return verdict
 
     async def info(self, task_id: str) -> TaskInfo:
-        info = await self.engine.get(task_id)
+        info = await self.engine.queries.get(task_id)
         assert info is not None
         return info
 

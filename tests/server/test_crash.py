@@ -71,7 +71,7 @@ async def test_a_killed_server_has_lost_nothing_that_it_acknowledged(tmp_path: P
     connection.close()
     async with Engine(open_store(url)) as engine:
         for task_id in {line[1] for line in heard}:
-            info = await engine.get(task_id)
+            info = await engine.queries.get(task_id)
             assert info is not None, f"{task_id} was acknowledged and is lost"
             if task_id in settled:
                 assert info.status.value == "success"

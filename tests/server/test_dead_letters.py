@@ -39,13 +39,13 @@ async def died(engine: Engine, count: int) -> None:
 
 async def test_what_does_not_match_takes_no_place_in_a_page(engine: Engine) -> None:
     await died(engine, 9)
-    listed = await engine.list_tasks(status=leasekit.Status.DEAD, error="odd", limit=3)
+    listed = await engine.queries.list_tasks(status=leasekit.Status.DEAD, error="odd", limit=3)
     assert [task.id for task in listed.tasks] == ["t1", "t3", "t5"]
-    rest = await engine.list_tasks(status=leasekit.Status.DEAD, error="odd", cursor=listed.cursor, limit=3)
+    rest = await engine.queries.list_tasks(status=leasekit.Status.DEAD, error="odd", cursor=listed.cursor, limit=3)
     assert ([task.id for task in rest.tasks], rest.cursor) == (["t7"], None)
-    found = await engine.redrive(RedriveRequest(error="odd", limit=3, dry_run=True))
+    found = await engine.operations.redrive(RedriveRequest(error="odd", limit=3, dry_run=True))
     assert [verdict.id for verdict in found.tasks] == ["t1", "t3", "t5"]
-    purged = await engine.purge(PurgeRequest(kind="k", error="odd"))
+    purged = await engine.operations.purge(PurgeRequest(kind="k", error="odd"))
     assert (purged.kinds, purged.cursor) == ({"k": {"dead": 4}}, None)
 
 
@@ -58,7 +58,7 @@ async def test_a_search_ends_its_page_after_a_while_and_goes_on(
     ids: list[str] = []
     pages, cursor = 0, None
     while True:
-        page = await engine.redrive(RedriveRequest(error="odd", limit=100, cursor=cursor, dry_run=True))
+        page = await engine.operations.redrive(RedriveRequest(error="odd", limit=100, cursor=cursor, dry_run=True))
         ids += [verdict.id for verdict in page.tasks]
         pages, cursor = pages + 1, page.cursor
         if cursor is None:
@@ -93,9 +93,9 @@ def url(tmp_path: Path) -> str:
 @pytest.mark.parametrize("named", [{"ids": ["t0"]}, {"error": "odd"}, {"kind": "k"}], ids=["ids", "error", "kind"])
 async def test_a_made_up_cursor_is_refused_whatever_it_goes_with(engine: Engine, named: dict[str, Any]) -> None:
     with pytest.raises(leasekit.Refused, match="cursor must be the cursor of an earlier page"):
-        await engine.redrive(RedriveRequest(**named, cursor="made up"))
+        await engine.operations.redrive(RedriveRequest(**named, cursor="made up"))
     with pytest.raises(leasekit.Refused, match="cursor must be the cursor of an earlier step"):
-        await engine.purge(PurgeRequest(**named, cursor="made up"))
+        await engine.operations.purge(PurgeRequest(**named, cursor="made up"))
 
 
 async def test_the_steps_of_a_purge_by_what_tasks_say_go_on_where_the_one_before_ended(
@@ -106,9 +106,9 @@ async def test_the_steps_of_a_purge_by_what_tasks_say_go_on_where_the_one_before
     monkeypatch.setattr(selection, "_STEPS", 2)
     purged, cursor = 0, None
     while True:
-        step = await engine.purge(PurgeRequest(error="odd", cursor=cursor))
+        step = await engine.operations.purge(PurgeRequest(error="odd", cursor=cursor))
         purged += step.kinds.get("k", {}).get("dead", 0)
         if (cursor := step.cursor) is None:
             break
     assert purged == 4
-    assert [task.id for task in (await engine.list_tasks()).tasks] == ["t0", "t2", "t4", "t6"]
+    assert [task.id for task in (await engine.queries.list_tasks()).tasks] == ["t0", "t2", "t4", "t6"]

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from leasekit.errors import Throttled, Unavailable
-from leasekit.server import end_waits
-from leasekit.server import engine as engine_module
+from leasekit.server import end_waits, queries
 from leasekit.server.end_waits import EndWaits
 from leasekit.server.engine import Engine
 from leasekit.server.roles.gates import GateChange
@@ -32,7 +31,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 async def waiting(engine: Engine, task_id: str, wait: float = 60) -> "asyncio.Task[TaskInfo | None]":
     """A request that waits, and that the store was looked at for."""
     before = engine.ends_awaited
-    request = asyncio.create_task(engine.get(task_id, wait=wait))
+    request = asyncio.create_task(engine.queries.get(task_id, wait=wait))
     await until(lambda: engine.ends_awaited > before and not engine._end_waits._new)
     return request
 
@@ -66,7 +65,7 @@ async def expire(bench: Bench) -> None:
 
 
 async def drop(bench: Bench) -> None:
-    await bench.engine.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
     await bench.later(1)
 
 
@@ -115,18 +114,18 @@ async def test_the_answer_has_the_result(bench: Bench) -> None:
 async def test_a_task_that_has_ended_is_answered_at_once(bench: Bench) -> None:
     await bench.put("a")
     await bench.cancel("a")
-    info = await bench.engine.get("a", wait=60)
+    info = await bench.engine.queries.get("a", wait=60)
     assert info is not None
     assert info.status is Status.CANCELLED
 
 
 async def test_a_task_that_does_not_exist_is_answered_at_once(bench: Bench) -> None:
-    assert await bench.engine.get("nothing", wait=60) is None
+    assert await bench.engine.queries.get("nothing", wait=60) is None
 
 
 async def test_after_the_time_a_task_is_answered_as_it_is(bench: Bench) -> None:
     await bench.put("a")
-    info = await bench.engine.get("a", wait=0.01)
+    info = await bench.engine.queries.get("a", wait=0.01)
     assert info is not None
     assert info.status is Status.NEW
     assert bench.engine.ends_awaited == 0
@@ -136,7 +135,7 @@ async def test_a_stop_answers_requests_at_once_and_later_ones_too(bench: Bench) 
     await bench.put("a")
     request = await waiting(bench.engine, "a")
     bench.engine.end_waits()
-    for info in (await request, await bench.engine.get("a", wait=60)):
+    for info in (await request, await bench.engine.queries.get("a", wait=60)):
         assert info is not None
         assert info.status is Status.NEW
 
@@ -147,7 +146,7 @@ async def test_a_task_that_is_removed_is_answered_as_unknown(bench: Bench, monke
     monkeypatch.setattr(bench.engine._end_waits, "over", lambda _: None)  # no news reaches the requests
     request = await waiting(bench.engine, "a")
     await bench.cancel("a")
-    await bench.engine.purge(PurgeRequest())
+    await bench.engine.operations.purge(PurgeRequest())
     monkeypatch.undo()
     assert await request is None
 
@@ -165,13 +164,13 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 def reads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is read of the store from now on."""
     began: list[Any] = []
-    read = engine._in_reader
+    read = engine._readers.run
 
     async def counted(call: Callable[[], Any]) -> Any:
         began.append(call)
         return await read(call)
 
-    monkeypatch.setattr(engine, "_in_reader", counted)
+    monkeypatch.setattr(engine._readers, "run", counted)
     return began
 
 
@@ -180,7 +179,7 @@ async def test_ten_thousand_requests_for_one_task_cost_one_look_and_one_read(eng
     await engine.schedule([NewTask(kind="k", id="a")])
     first = await waiting(engine, "a")
     assert len(reads) == 1
-    requests = [asyncio.create_task(engine.get("a", wait=60)) for _ in range(9_999)]
+    requests = [asyncio.create_task(engine.queries.get("a", wait=60)) for _ in range(9_999)]
     await until(lambda: engine.ends_awaited == 10_000)
     assert len(reads) == 1, "the look for the first request is for all"
     await engine.cancel(["a"])
@@ -195,7 +194,7 @@ async def test_one_look_is_for_all_tasks_that_requests_wait_for(
     monkeypatch.setattr(end_waits, "_PERIOD", 3600.0)
     ids = [f"t{n}" for n in range(1000)]
     await engine.schedule([NewTask(kind="k", id=task_id) for task_id in ids])
-    requests = [asyncio.create_task(engine.get(task_id, wait=60)) for task_id in ids]
+    requests = [asyncio.create_task(engine.queries.get(task_id, wait=60)) for task_id in ids]
     await until(lambda: engine.ends_awaited == len(ids) and not engine._end_waits._new)
     assert len(reads) == 1
     engine.end_waits()
@@ -209,8 +208,8 @@ async def test_a_request_beyond_the_bound_is_refused_with_what_to_do(
     await engine.schedule([NewTask(kind="k", id="a")])
     request = await waiting(engine, "a")
     with pytest.raises(Throttled, match="the ends of 1 tasks already: ask without `wait`, or try again"):
-        await engine.get("a", wait=60)
-    assert await engine.get("a") is not None
+        await engine.queries.get("a", wait=60)
+    assert await engine.queries.get("a") is not None
     request.cancel()
     await asyncio.wait([request])
     request = await waiting(engine, "a")
@@ -306,7 +305,7 @@ async def test_a_read_that_fails_is_the_answer_to_the_request(fake: Fake) -> Non
 
 async def asking(engine: Engine, *ids: str) -> "asyncio.Task[Ended]":
     """A request for the ends of many tasks, for which the store was looked at."""
-    request = asyncio.create_task(engine.ended(ids, wait=60))
+    request = asyncio.create_task(engine.queries.ended(ids, wait=60))
     await until(lambda: engine.ends_awaited >= len(ids) and not engine._end_waits._new)
     return request
 
@@ -326,21 +325,21 @@ async def test_what_has_ended_is_answered_at_once_and_in_order_with_what_is_unkn
     await bench.put(*"abc")
     await bench.cancel("c")
     await bench.cancel("a")
-    found = await bench.engine.ended(["c", "x", "b", "a"], wait=60)
+    found = await bench.engine.queries.ended(["c", "x", "b", "a"], wait=60)
     assert ([task.id for task in found.tasks], found.unknown) == (["c", "a"], ["x"])
-    assert (await bench.engine.ended(["b"])) == Ended()
+    assert (await bench.engine.queries.ended(["b"])) == Ended()
 
 
 async def test_large_results_come_in_several_answers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_ENDED_TOGETHER", 2)
-    monkeypatch.setattr(engine_module, "_ENDED_BYTES", 1000)
+    monkeypatch.setattr(queries, "_ENDED_TOGETHER", 2)
+    monkeypatch.setattr(queries, "_ENDED_BYTES", 1000)
     await bench.put(*"abcde", payload="x" * 600)
     left = [*"abcde"]
     for task_id in left:
         await bench.cancel(task_id)
     answers: list[int] = []
     while left:
-        found = await bench.engine.ended(left, wait=60)
+        found = await bench.engine.queries.ended(left, wait=60)
         answers.append(len(found.tasks))
         left = [name for name in left if name not in {task.id for task in found.tasks}]
     assert answers == [2, 2, 1]
@@ -351,5 +350,5 @@ async def test_the_tasks_of_all_requests_together_are_bounded(bench: Bench, monk
     await bench.put(*"abc")
     request = await asking(bench.engine, *"abc")
     with pytest.raises(Throttled, match="the ends of 3 tasks"):
-        await bench.engine.ended(["a"], wait=60)
+        await bench.engine.queries.ended(["a"], wait=60)
     request.cancel()

@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from leasekit.errors import StoreLocked, Throttled, Unavailable
-from leasekit.server import engine as module
 from leasekit.server.engine import Engine
+from leasekit.server.request_classes import HEARTBEAT
 from leasekit.server.roles.claims import Answer
 from leasekit.server.store import Store
 from leasekit.server.store.sqlite.store import SqliteStore
@@ -60,14 +60,14 @@ async def test_workers_are_those_who_hold_or_were_heard_of_lately(bench: Bench) 
     await bench.claim(worker="one")
     bench.clock.advance(500)
     await bench.claim(worker="two")
-    one, two = await bench.engine.workers()
+    one, two = await bench.engine.fleet.workers()
     assert (one.name, one.running, two.name, two.running) == ("one", 2, "two", 0)
     assert two.last_seen is not None
     assert two.last_seen.timestamp() == bench.clock.wall
     bench.clock.advance(200)
-    assert [worker.name for worker in await bench.engine.workers()] == ["one", "two"]
+    assert [worker.name for worker in await bench.engine.fleet.workers()] == ["one", "two"]
     await bench.later(500)
-    (one,) = await bench.engine.workers()
+    (one,) = await bench.engine.fleet.workers()
     assert (one.name, one.last_seen) == ("one", None)
 
 
@@ -79,7 +79,7 @@ async def test_an_engine_that_is_not_open_says_so(make_store: Callable[[], Store
     engine = Engine(make_store())
     assert await engine.ready() == "the engine is not open"
     with pytest.raises(Unavailable):
-        await engine.get("a")
+        await engine.queries.get("a")
     with pytest.raises(Unavailable):
         await engine.schedule([NewTask(kind="k")])
 
@@ -116,12 +116,12 @@ async def test_a_full_disk_fails_what_does_not_fit_and_nothing_else(tmp_path: Pa
         assert "disk is full" in (engine.commit.fault or "")
         (beat,) = await engine.heartbeat("w", [Beat(id=task.id, token=task.token)])
         assert beat.verdict == "renewed"
-        assert await engine.get("big") is None
+        assert await engine.queries.get("big") is None
         assert await engine.ready() is None
 
 
 async def test_a_writer_that_hangs_is_not_ready(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    monkeypatch.setattr("leasekit.server.engine._PATIENCE", 0.05)
     go = threading.Event()
     transaction = bench.engine._store.transaction
 
@@ -138,21 +138,21 @@ async def test_beats_for_which_there_is_no_room_are_throttled_one_by_one(bench: 
     await bench.put("a", "b", "c")
     beats = [Beat(id=task.id, token=task.token) for task in (await bench.claim()).tasks]
     waiting = bench.engine.commit._waiting
-    waiting[module._HEARTBEAT] = module._HEARTBEAT.capacity - 2  # as much waits, of others
+    waiting[HEARTBEAT] = HEARTBEAT.capacity - 2  # as much waits, of others
     verdicts = await bench.engine.heartbeat("w", beats)
     assert [(verdict.id, verdict.verdict) for verdict in verdicts] == [
         ("a", "renewed"), ("b", "renewed"), ("c", "throttled"),
     ]  # fmt: skip
     assert 0.5 <= (verdicts[2].retry_after or 0) <= 1.5
-    waiting[module._HEARTBEAT] = module._HEARTBEAT.capacity
+    waiting[HEARTBEAT] = HEARTBEAT.capacity
     with pytest.raises(Throttled):
         await bench.engine.heartbeat("w", beats)
 
 
 async def test_too_many_reads_are_told_to_come_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_READS", 0)
+    monkeypatch.setattr("leasekit.server.readers._WAITING", 0)
     with pytest.raises(Throttled):
-        await bench.engine.stats()
+        await bench.engine.queries.stats()
 
 
 async def test_a_read_does_not_wait_for_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +169,11 @@ async def test_a_read_does_not_wait_for_the_writer(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(store, "transaction", slow)
         writing = asyncio.create_task(engine.schedule([NewTask(kind="k", id="b")]))
         with anyio.fail_after(50):
-            assert await engine.get("a") is not None
-            assert await engine.get("b") is None
+            assert await engine.queries.get("a") is not None
+            assert await engine.queries.get("b") is None
             go.set()
             await writing
-            assert await engine.get("b") is not None
+            assert await engine.queries.get("b") is not None
 
 
 async def test_closing_leaves_no_thread_and_no_lock(make_store: Callable[[], Store]) -> None:
@@ -181,7 +181,7 @@ async def test_closing_leaves_no_thread_and_no_lock(make_store: Callable[[], Sto
     for _ in range(2):
         async with Engine(make_store()) as engine:
             await engine.schedule([NewTask(kind="k", id="a")])
-            assert (await engine.stats()).kinds == {"k": {"new": 1}}
+            assert (await engine.queries.stats()).kinds == {"k": {"new": 1}}
             assert {"leasekit-writer"} <= threads() - before
     await until(lambda: threads() == before)  # the thread of the writer's log ends by itself
 
@@ -198,21 +198,21 @@ async def test_a_second_engine_on_the_same_file_is_refused_and_leaves_no_thread(
 
 
 async def test_the_consumer_looks_by_itself(make_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PERIOD", 0.01)
+    monkeypatch.setattr("leasekit.server.engine._PERIOD", 0.01)
     now = [1000.0]
     async with Engine(make_store(), clock=lambda: now[0]) as engine:
         await engine.schedule([NewTask(kind="k", id="a", claim_timeout=10)])
         await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
         now[0] += 10
         with anyio.fail_after(60):
-            while (await engine.stats()).kinds["k"] != {"enqueued": 1}:  # noqa: ASYNC110  a fact of another thread
+            while (await engine.queries.stats()).kinds["k"] != {"enqueued": 1}:  # noqa: ASYNC110  a fact of another thread
                 await asyncio.sleep(0.005)
 
 
 async def test_the_consumer_goes_on_after_failures_which_the_log_says_once(
     make_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_PERIOD", 0.01)
+    monkeypatch.setattr("leasekit.server.engine._PERIOD", 0.01)
     monkeypatch.setattr(logging.getLogger("leasekit.server.writes"), "filters", [])
     store: Store = make_store()
     async with Engine(store) as engine:

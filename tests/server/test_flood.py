@@ -50,7 +50,7 @@ async def test_a_key_that_gets_ten_times_what_can_be_done_delays_another_key_no_
 
 
 async def test_a_flood_of_urgent_tasks_does_not_starve_a_kind_that_ages(bench: Bench) -> None:
-    await bench.engine.set_kind("quiet", KindSettings(aging=5), by=None)
+    await bench.engine.operations.set_kind("quiet", KindSettings(aging=5), by=None)
     await bench.put("waits", kind="quiet", priority=4)
     for n in range(6):
         await bench.put(*(f"loud{n}-{at}" for at in range(10)), kind="loud", priority=0)
@@ -59,7 +59,7 @@ async def test_a_flood_of_urgent_tasks_does_not_starve_a_kind_that_ages(bench: B
 
 
 async def test_a_quota_of_a_key_holds_however_much_it_submits(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(key_concurrency=2), by=None)
+    await bench.engine.operations.set_kind("k", KindSettings(key_concurrency=2), by=None)
     await bench.put(*(f"loud{n}" for n in range(50)), key="loud")
     await bench.put("quiet", key="quiet")
     granted = await bench.ids(limit=50)
@@ -72,10 +72,10 @@ async def test_dead_tasks_and_memories_of_requests_go_with_time(bench: Bench) ->
     await bench.put("first", dedupe_key="order-7", max_attempts=1)
     for task in (await bench.claim(claim_id="claim")).tasks:
         await bench.settle(task, "retry")
-    assert (await bench.engine.stats()).kinds == {"k": {"dead": 21}}
+    assert (await bench.engine.queries.stats()).kinds == {"k": {"dead": 21}}
     bench.clock.advance(RETENTION + CLAIM_MEMORY)
     await bench.engine.sweeper.sweep()
-    assert (await bench.engine.stats()).kinds == {}
+    assert (await bench.engine.queries.stats()).kinds == {}
     (again,) = await bench.put("second", dedupe_key="order-7")
     assert again.created
     (task,) = (await bench.claim(claim_id="claim")).tasks  # the answer of the claim before is forgotten

@@ -40,12 +40,12 @@ async def test_a_disk_that_is_almost_full_takes_no_new_tasks_and_goes_on_with_th
         with pytest.raises(Unavailable, match=r"almost full \(63 MiB left, 64 are kept"):
             await engine.schedule([NewTask(kind="k", id="b")])
         assert await engine.ready() is None  # or a proxy would cut off the heartbeats
-        assert "almost full" in (engine.cramped or "")
+        assert "almost full" in (engine.room.lack or "")
         (task,) = (await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")).tasks
         (beat,) = await engine.heartbeat("w", [Beat(id=task.id, token=task.token)])
         (result,) = await engine.results("w", [Settlement(id=task.id, token=task.token, outcome="success")])
         assert (beat.verdict, result.verdict) == ("renewed", "settled")
-        assert await engine.get("b") is None
+        assert await engine.queries.get("b") is None
 
 
 async def test_a_result_with_successors_waits_for_room_and_the_others_do_not_wait_for_it(
@@ -68,7 +68,7 @@ async def test_a_result_with_successors_waits_for_room_and_the_others_do_not_wai
         disk.f_bavail = 2**20
         await engine.tick()
         assert [verdict.verdict for verdict in await engine.results("w", results)] == ["settled"] * 3
-        assert (await engine.stats()).kinds["next"] == {"new": 1}
+        assert (await engine.queries.stats()).kinds["next"] == {"new": 1}
 
 
 async def test_when_there_is_room_again_new_tasks_are_taken_again(
@@ -80,7 +80,7 @@ async def test_when_there_is_room_again_new_tasks_are_taken_again(
             await engine.schedule(TASK)
         disk.f_bavail = module._RESERVE // 4096
         await engine.tick()
-        assert engine.cramped is None
+        assert engine.room.lack is None
         await engine.schedule(TASK)
     assert caplog.text.count("no new tasks are accepted") == 1
     assert caplog.text.count("there is room again") == 1
@@ -137,12 +137,12 @@ async def test_a_failed_sync_is_not_acknowledged_and_its_connection_is_used_no_m
         sick.commits = 1
         with pytest.raises(Unavailable, match="the store failed: disk I/O error"):
             await engine.schedule(TASK)
-        assert await engine.get("a") is None
+        assert await engine.queries.get("a") is None
         assert store._connection is None
         [scheduled] = await engine.schedule(TASK)
         assert scheduled.created
         assert store._connection is not before
-        assert await engine.get("a") is not None
+        assert await engine.queries.get("a") is not None
 
 
 async def test_it_is_not_ready_while_nothing_can_be_written_and_is_when_it_can_be_again(

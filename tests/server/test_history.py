@@ -51,7 +51,7 @@ async def test_each_minute_has_its_own_numbers(engine: Engine, clock: Clock) -> 
     await engine.tick()
     await live(engine, clock, "fatal")
     minute = int(START // 60)
-    found = (await engine.history())["k"]
+    found = (await engine.queries.history())["k"]
     assert {at: (of.scheduled, of.succeeded, of.failed) for at, of in found.items()} == {
         minute: (2, 1, 1),
         minute + 1: (1, 0, 1),
@@ -61,7 +61,7 @@ async def test_each_minute_has_its_own_numbers(engine: Engine, clock: Clock) -> 
 @pytest.mark.anyio
 async def test_the_minute_under_way_is_shown_before_it_is_written(engine: Engine, clock: Clock) -> None:
     await live(engine, clock, waits=3)
-    (counts,) = (await engine.history(kind="k"))["k"].values()
+    (counts,) = (await engine.queries.history(kind="k"))["k"].values()
     assert counts.succeeded == 1
     assert 1 < (quantile(counts.starts, 0.95) or 0) <= 5
 
@@ -77,14 +77,14 @@ async def test_the_numbers_are_there_after_a_restart(make_store: Callable[[], St
         await engine.tick()
         await live(engine, clock)
     async with Engine(store, clock=clock, period=3600) as engine:
-        found = (await engine.history())["k"]
+        found = (await engine.queries.history())["k"]
         assert [counts.succeeded for counts in found.values()] == [1, 1]
 
 
 @pytest.mark.anyio
 async def test_names_are_left_out(engine: Engine, clock: Clock) -> None:
     await live(engine, clock, kind="named:leader")
-    assert await engine.history() == {}
+    assert await engine.queries.history() == {}
 
 
 @pytest.mark.anyio
@@ -97,7 +97,7 @@ async def test_what_is_older_than_a_day_is_forgotten(engine: Engine, clock: Cloc
     await live(engine, clock)
     clock.now += 60
     await engine.tick()
-    found = await engine._read(lambda view: view.minutes(since=0))
+    found = await engine._readers.read(lambda view: view.minutes(since=0))
     assert len(found) == 1
 
 
@@ -107,13 +107,13 @@ async def test_nodes_add_up(make_store: Callable[[], Store], engine: Engine, clo
     rows = [MinuteRow(minute, "k", node, b"[5,%d]" % n) for n, node in enumerate(("one", "two"), 1)]
     await engine._write_minutes(rows)
     await engine._write_minutes(rows[:1])  # a repeat counts once
-    assert (await engine.history())["k"] == {minute: Counts(scheduled=10, succeeded=3)}
+    assert (await engine.queries.history())["k"] == {minute: Counts(scheduled=10, succeeded=3)}
 
 
 @pytest.mark.anyio
 async def test_a_damaged_row_is_a_gap(engine: Engine) -> None:
     await engine._write_minutes([MinuteRow(int(START // 60), "k", "n", b"{")])
-    assert await engine.history() == {}
+    assert await engine.queries.history() == {}
 
 
 def test_a_node_that_has_seen_no_minute_end_writes_nothing() -> None:

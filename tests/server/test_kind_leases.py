@@ -35,7 +35,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def consumer(engine: Engine, name: str) -> KindLeases:
-    return KindLeases(engine, consumer_id=name, holders=engine._holders)
+    return KindLeases(engine, consumer_id=name, holders=engine.fleet.holders)
 
 
 async def settle(*consumers: KindLeases) -> None:

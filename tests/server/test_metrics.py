@@ -86,7 +86,7 @@ async def test_a_kind_of_which_no_task_is_left_has_no_series(engine: Engine) -> 
     await engine.cancel([answer.id for answer in answers])
     metrics = Metrics(engine)
     assert await value(metrics, "leasekit_tasks", kind="gone", status="cancelled") == 1
-    await engine.purge(PurgeRequest())
+    await engine.operations.purge(PurgeRequest())
     assert {labels for name, labels in await samples(metrics) if name == "leasekit_tasks"} == {
         frozenset({("kind", "stays"), ("status", "new")})
     }
@@ -155,14 +155,14 @@ async def test_claims_that_wait_are_shown(engine: Engine) -> None:
 
 async def test_closed_gates_and_dropped_tasks_are_shown(engine: Engine) -> None:
     await engine.schedule([NewTask(kind="k")])
-    await engine.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
-    await engine.set_gate(GateChange("collection", "c", "pause", None, None, None, None))
+    await engine.operations.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
+    await engine.operations.set_gate(GateChange("collection", "c", "pause", None, None, None, None))
     await engine.tick()
     metrics = Metrics(engine)
     assert await value(metrics, "leasekit_gate", kind="k", collection="", mode="drop") == 1
     assert await value(metrics, "leasekit_gate", kind="", collection="c", mode="pause") == 1
     assert await value(metrics, "leasekit_tasks_dropped_total", kind="k") == 1
-    await engine.set_gate(GateChange("kind", "k", "open", None, None, None, None))
+    await engine.operations.set_gate(GateChange("kind", "k", "open", None, None, None, None))
     await engine.tick()
     assert await value(metrics, "leasekit_gate", kind="k", collection="", mode="drop") is None
 
@@ -172,7 +172,7 @@ async def test_settlements_deaths_and_redrives_are_counted(engine: Engine) -> No
     scheduled = await engine.schedule([NewTask(kind="a"), NewTask(kind="a", max_attempts=1), NewTask(kind="b")])
     await settle(engine, "a", "success")
     await settle(engine, "a", "retry")
-    await engine.redrive(RedriveRequest(ids=[scheduled[1].id]))
+    await engine.operations.redrive(RedriveRequest(ids=[scheduled[1].id]))
     found = await samples(metrics)
 
     def count(name: str, **labels: str) -> float | None:
@@ -198,7 +198,7 @@ async def test_a_repeated_settlement_counts_once(engine: Engine) -> None:
 async def test_removed_tasks_are_counted_by_who_removed_them(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     await put(engine, "a", "a")
     await settle(engine, "a", "success")
-    await engine.purge(PurgeRequest())
+    await engine.operations.purge(PurgeRequest())
     await settle(engine, "a", "success")
     monkeypatch.setattr(engine.sweeper._old, "_keep", 0.0)
     await engine.sweeper.sweep()
@@ -288,7 +288,7 @@ async def test_one_number_of_a_backlog_follows_from_the_other(engine: Engine, mo
     later = datetime.now(UTC) + timedelta(days=1)
     await engine.schedule([NewTask(kind="a") for _ in range(9)] + [NewTask(kind="a", at=later)])
     await engine.schedule([NewTask(kind="b", at=later) for _ in range(9)])
-    found = await engine.backlogs({"a": 10, "b": 9, "c": 0})
+    found = await engine.queries.backlogs({"a": 10, "b": 9, "c": 0})
     assert [found[kind][1:3] for kind in "abc"] == [(9, 1), (0, 9), (0, 0)]
 
 
@@ -329,7 +329,7 @@ async def test_a_store_that_does_not_answer_costs_the_numbers_of_its_tasks_only(
     await put(engine, "a")
     metrics = Metrics(engine)
     assert await value(metrics, "leasekit_store_up") == 1
-    monkeypatch.setattr(engine, "stats", fail)
+    monkeypatch.setattr(engine.queries, "stats", fail)
     found = await samples(metrics)
     assert found["leasekit_store_up", frozenset()] == 0
     assert not [name for name, _ in found if name == "leasekit_tasks"]
@@ -376,8 +376,8 @@ async def lived(tmp_path: Path) -> AsyncIterator[Samples]:
     async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         await put(engine, "a", "a")
         await settle(engine, "a", "success")
-        await engine.purge(PurgeRequest())
-        await engine.set_gate(GateChange("kind", "dropped", "drop", None, None, None, None))
+        await engine.operations.purge(PurgeRequest())
+        await engine.operations.set_gate(GateChange("kind", "dropped", "drop", None, None, None, None))
         await put(engine, "d", "dropped")
         await engine.tick()
         metrics = Metrics(engine)

@@ -97,7 +97,7 @@ async def test_each_node_lists_all_with_moments_of_the_wall_clock(url: str) -> N
         connection.execute("UPDATE leasekit.store SET correction = 3600, gained = 3600")
     before = time.time() - 1
     async with Engine(PostgresStore(url), address="http://127.0.0.1:1"), Engine(PostgresStore(url)) as two:
-        listed = {node.id: node for node in await two.nodes()}
+        listed = {node.id: node for node in await two.fleet.nodes()}
         assert {(node.role, node.address) for node in listed.values()} == {
             ("server", "http://127.0.0.1:1"),  # by its first sign, however early it dies
             ("process", None),
@@ -116,7 +116,7 @@ async def test_a_node_that_has_left_is_told_from_one_that_fell_silent(nodes: lis
     killed.open()
     with killed.transaction() as tx:
         tx.sign_in(Anchor("another machine", 0.0, tx.reading.wall - 60))
-    found = {node.id: node for node in await nodes[0].nodes()}
+    found = {node.id: node for node in await nodes[0].fleet.nodes()}
     assert found[left].has_left
     silent = [node for node in found.values() if (datetime.now(UTC) - node.last_seen).total_seconds() > 50]
     assert [node.has_left for node in silent] == [False]
@@ -133,7 +133,7 @@ async def test_a_node_that_has_left_is_told_from_one_that_fell_silent(nodes: lis
 async def test_another_store_has_one_node_the_process_itself(kind_of_store: type, tmp_path: Path) -> None:
     store: Store = kind_of_store() if kind_of_store is MemoryStore else kind_of_store(tmp_path / "tasks.db")
     async with Engine(store) as engine:
-        (first,), (again,) = await engine.nodes(), await engine.nodes()
+        (first,), (again,) = await engine.fleet.nodes(), await engine.fleet.nodes()
     assert (first.id, first.started_at, first.has_left) == (again.id, again.started_at, False)
     assert abs(first.last_seen.timestamp() - time.time()) < 10
 
@@ -170,7 +170,7 @@ async def test_the_workers_of_all_nodes_are_listed_at_each(nodes: list[Engine]) 
     await taken(nodes[0], worker="idle", kind="other")
 
     async def are_listed() -> bool:
-        found = {worker.name: worker for worker in await nodes[2].workers()}
+        found = {worker.name: worker for worker in await nodes[2].fleet.workers()}
         return (
             found.keys() == {"both", "idle"}
             and found["both"].kinds == ["also", "k"]
@@ -178,7 +178,7 @@ async def test_the_workers_of_all_nodes_are_listed_at_each(nodes: list[Engine]) 
         )
 
     await becomes(are_listed)
-    for worker in await nodes[2].workers():
+    for worker in await nodes[2].fleet.workers():
         assert worker.last_seen is not None
         assert worker.running == {"both": 2, "idle": 0}[worker.name]
 
@@ -188,10 +188,10 @@ async def test_a_node_that_has_left_tells_of_no_workers(nodes: list[Engine], url
         await taken(leaving, worker="gone")
 
         async def is_listed() -> bool:
-            return [worker.name for worker in await nodes[0].workers()] == ["gone"]
+            return [worker.name for worker in await nodes[0].fleet.workers()] == ["gone"]
 
         await becomes(is_listed)
-    assert await nodes[0].workers() == []
+    assert await nodes[0].fleet.workers() == []
 
 
 def test_what_a_node_writes_of_its_workers_is_bounded_and_has_those_that_were_heard_last() -> None:
@@ -292,7 +292,7 @@ async def test_a_claim_that_is_repeated_at_another_node_is_granted_once(nodes: l
     await nodes[number].schedule([NewTask(kind="k", id=f"t{n}") for n in range(2)])
     (task,), (same,) = await asyncio.gather(first, again)
     assert (task.id, task.token) == (same.id, same.token)
-    assert (await nodes[2].stats()).kinds == {"k": {"claimed": 1, "new": 1}}
+    assert (await nodes[2].queries.stats()).kinds == {"k": {"claimed": 1, "new": 1}}
 
 
 # Ends of tasks ----------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ async def test_a_claim_that_is_repeated_at_another_node_is_granted_once(nodes: l
 
 async def awaited(node: Engine, others: list[Engine]) -> "asyncio.Task[TaskInfo | None]":
     """A request that waits for the end of `t`, and that the others know of."""
-    request = asyncio.create_task(node.get("t", wait=60))
+    request = asyncio.create_task(node.queries.get("t", wait=60))
     await until(lambda: all("t" in others_of(other)._awaited_elsewhere for other in others))
     return request
 
@@ -358,7 +358,7 @@ def test_a_hint_of_due_tasks_has_them_moved_to_queues() -> None:
         directory=Directory(),
         ring=rung.extend,
         ring_inbox=lambda: None,
-        run=node._in_reader,
+        run=node._readers.run,
     )
     some._hear([Due("a", 1, None), Due("b", 0, 5.0)])
     assert rung == ["a"]
@@ -377,7 +377,7 @@ def test_tasks_that_others_wait_for_are_forgotten_in_time_and_bounded(monkeypatc
         directory=Directory(),
         ring=node._ring,
         ring_inbox=lambda: None,
-        run=node._in_reader,
+        run=node._readers.run,
     )
     some._hear([Awaited(f"t{n}") for n in range(5)])
     assert list(some._awaited_elsewhere) == ["t2", "t3", "t4"]

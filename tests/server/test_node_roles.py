@@ -31,6 +31,6 @@ async def test_leases_are_expired_by_the_consumer_alone(role: Role, status: str)
         await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
         clock.advance(11)
         await engine.tick()
-        info = await engine.get("a")
+        info = await engine.queries.get("a")
         assert info is not None
         assert info.status == status

@@ -103,7 +103,7 @@ async def test_a_store_with_damaged_pages_is_down_although_other_pages_can_be_wr
             file.seek(page * PAGE)
             file.write(b"\xff" * 64)
     with pytest.raises(Unavailable, match="malformed"):
-        await engine.list_tasks(limit=1000)
+        await engine.queries.list_tasks(limit=1000)
     assert "is damaged (database disk image is malformed): put a backup in its place" in (await engine.ready() or "")
     assert engine.commit.fault is None
     assert not await is_up(engine)
@@ -121,7 +121,7 @@ async def test_a_store_without_its_writer_is_down_although_it_can_be_read(
     for _ in range(2):
         assert "the writer thread has failed" in (await engine.ready() or "")
         assert not await is_up(engine)
-    assert (await engine.stats()).kinds == {"k": {"new": 3000}}
+    assert (await engine.queries.stats()).kinds == {"k": {"new": 3000}}
 
 
 async def test_a_file_that_was_moved_away_is_down_until_it_is_back(engine: Engine, tmp_path: Path) -> None:

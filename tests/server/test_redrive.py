@@ -49,14 +49,14 @@ async def test_a_redrive_is_an_event_and_needs_room_on_the_disk() -> None:
         await engine.schedule([NewTask(kind="k", id="a")])
         claimed = await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
         await engine.results("w", [Settlement(id="a", token=claimed.tasks[0].token, outcome="fatal")])
-        engine.cramped = "the disk is almost full"
+        engine.room.lack = "the disk is almost full"
         with pytest.raises(Unavailable, match="almost full"):
-            await engine.redrive(RedriveRequest(ids=["a"]))
-        assert [v.verdict for v in (await engine.redrive(RedriveRequest(ids=["a"], dry_run=True))).tasks] == [
-            "redrivable"
-        ]
-        engine.cramped = None
-        await engine.redrive(RedriveRequest(ids=["a"]))
+            await engine.operations.redrive(RedriveRequest(ids=["a"]))
+        assert [
+            v.verdict for v in (await engine.operations.redrive(RedriveRequest(ids=["a"], dry_run=True))).tasks
+        ] == ["redrivable"]
+        engine.room.lack = None
+        await engine.operations.redrive(RedriveRequest(ids=["a"]))
         seen = b""
         while b"redriven" not in seen:
             seen += await anext(stream)

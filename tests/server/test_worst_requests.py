@@ -411,7 +411,9 @@ async def test_bytes_of_answers_to_different_claims_are_bounded_together(
         polls.append(asyncio.create_task(connections.claim(f"c{n}")))
         await until(lambda n=n: len(connections.statuses) > n)  # type: ignore[misc]
     assert connections.statuses == [200, 200, 200, 429, 429]
-    assert (await bench.engine.stats()).kinds["k"] == {"claimed": 3, "new": 2}, "what is refused was not granted"
+    assert (await bench.engine.queries.stats()).kinds["k"] == {"claimed": 3, "new": 2}, (
+        "what is refused was not granted"
+    )
     before = connections.sending.size
     polls.append(asyncio.create_task(connections.claim("c0", limit=0)))
     await until(lambda: len(connections.statuses) == 6)
@@ -437,7 +439,7 @@ async def test_claims_that_wait_are_granted_nothing_while_there_is_no_room_for_t
     await until(lambda: connections.sending.size >= 3 * BIG - 10_000)
     await bench.engine.tick()
     with anyio.fail_after(30):  # an answer leaves a moment after its grant
-        while (await bench.engine.stats()).kinds["k"]["claimed"] != len(connections.statuses):
+        while (await bench.engine.queries.stats()).kinds["k"]["claimed"] != len(connections.statuses):
             await bench.engine.tick()
     assert len(connections.statuses) < count / 2
     connections.may_go.set()

@@ -375,6 +375,17 @@ local function free_since(id)
   return due and math.max(due, tonumber(redis.call('HGET', META, 'asked')) or 0)
 end
 
+-- Return when one more task is set aside: later than all others, so that no report of maintenance passes it over.
+local latest_aside
+local function next_aside()
+  if not latest_aside then
+    local scores = redis.call('ZREVRANGE', DAMAGED, 0, 0, 'WITHSCORES')
+    latest_aside = math.max(tonumber(scores[2]) or 0, tonumber(redis.call('HGET', META, 'told')) or 0)
+  end
+  latest_aside = math.max(now, latest_aside + 0.001)
+  return latest_aside
+end
+
 -- Set a damaged task aside: remove everything that points at it, and keep its record for people to look at.
 set_aside = function(id, damage)
   local raw, lease = redis.call('HGET', STATE, id), redis.call('HGET', WORKING, id)
@@ -399,7 +410,7 @@ set_aside = function(id, damage)
   end
   become({}, 'damaged')
   put(STATE, id, {damaged = damage, record = raw or nil})
-  place(DAMAGED, id, now)
+  place(DAMAGED, id, next_aside())
 end
 
 local function set_successor_aside(successor, damage)
@@ -407,7 +418,7 @@ local function set_successor_aside(successor, damage)
   redis.call('LREM', OUTBOX, 1, successor)
   become({}, 'damaged')
   put(STATE, id, {damaged = damage, record = successor})
-  place(DAMAGED, id, now)
+  place(DAMAGED, id, next_aside())
 end
 
 -- Wake as many waiting claims as there are tasks, those first whose wait ends soonest. A message without a subscriber

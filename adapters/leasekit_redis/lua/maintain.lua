@@ -108,11 +108,11 @@ end
 flush() -- sets aside what was found to be damaged
 local damaged = {}
 local told = redis.call('HGET', META, 'told')
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', DAMAGED, '(' .. (tonumber(told) or 0), now, 'LIMIT', 0, MOST)) do
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', DAMAGED, '(' .. (tonumber(told) and told or 0), '+inf', 'LIMIT', 0, MOST)) do
   local s = redis.call('HGET', STATE, id)
   s = s and unpacked(s) or {}
   damaged[#damaged + 1] = {id = (id:gsub('[^ -~]', '?')), damage = is_text(s.damaged) and s.damaged or 'unknown'}
-  put(META, 'told', score(DAMAGED, id))
+  put(META, 'told', redis.call('ZSCORE', DAMAGED, id))
 end
 
 local free_from = ARGUMENT.name and free_since(ARGUMENT.name)

@@ -75,7 +75,7 @@ def _tasks(scenario: Scenario, url: str) -> list[NewTask]:
 
 
 async def _task(engine: Engine, task_id: str) -> TaskInfo:
-    if (task := await engine.get(task_id)) is None:
+    if (task := await engine.queries.get(task_id)) is None:
         raise LookupError(task_id)  # cannot be: nothing removes tasks here
     return task
 

@@ -123,7 +123,7 @@ class OnePeriodic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 async def _task(visit: Visit, wanted: OneTask) -> TaskInfo:
-    info = await visit.engine.get(wanted.id)
+    info = await visit.engine.queries.get(wanted.id)
     if info is None:
         raise HTTPException(404, f"there is no task {wanted.id!r}")
     return info
@@ -176,13 +176,13 @@ async def plan_run_now(visit: Visit, wanted: OneTask) -> Plan:
 async def run_now(visit: Visit, wanted: OneTask) -> Done:
     request = RescheduleRequest(delay=0, request_id=wanted.act_id)
     note = visit.note("task.reschedule", fields=request)
-    if await visit.engine.reschedule(wanted.id, request, by=visit.by, note=note) is None:
+    if await visit.engine.operations.reschedule(wanted.id, request, by=visit.by, note=note) is None:
         raise HTTPException(404, f"there is no task {wanted.id!r}")
     return Done(_page_of(wanted), "due-now")
 
 
 async def plan_redrive(visit: Visit, wanted: OneTask) -> Plan:
-    dry = await visit.engine.redrive(RedriveRequest(ids=[wanted.id], dry_run=True))
+    dry = await visit.engine.operations.redrive(RedriveRequest(ids=[wanted.id], dry_run=True))
     verdict = dry.tasks[0]
     can = verdict.verdict == "redrivable"
     will = ["Its attempts and crashes begin anew, and it is due at once. Its history stays."]
@@ -194,7 +194,9 @@ async def plan_redrive(visit: Visit, wanted: OneTask) -> Plan:
 
 async def redrive(visit: Visit, wanted: OneTask) -> Done:
     request = RedriveRequest(ids=[wanted.id], redrive_id=wanted.act_id, worker=visit.by)
-    verdict = (await visit.engine.redrive(request, note=visit.note("tasks.redrive", fields=request))).tasks[0]
+    verdict = (await visit.engine.operations.redrive(request, note=visit.note("tasks.redrive", fields=request))).tasks[
+        0
+    ]
     if verdict.verdict != "redriven":
         raise Refused(f"the task {wanted.id!r} cannot be redriven: {verdict.reason or verdict.verdict}")
     return Done(_page_of(wanted), "redriven")
@@ -202,7 +204,7 @@ async def redrive(visit: Visit, wanted: OneTask) -> Done:
 
 async def plan_cancel_chain(visit: Visit, wanted: OneTask) -> Plan:
     info = await _task(visit, wanted)
-    page = await visit.engine.list_tasks(root=info.root, limit=1000)
+    page = await visit.engine.queries.list_tasks(root=info.root, limit=1000)
     left = sum(not task.status.ended for task in page.tasks)
     more = ", or more" if page.cursor else ""
     will = [
@@ -248,7 +250,7 @@ async def pause(visit: Visit, wanted: PausedGate) -> Done:
     gated = Gated.one_of(wanted.kind, wanted.collection)
     request = GateRequest(duration=wanted.duration, reason=wanted.reason)
     note = visit.note(f"{gated.scope}.pause", target=gated.name, fields=request)
-    await visit.engine.set_gate(gated.closed(request, visit.by), note=note)
+    await visit.engine.operations.set_gate(gated.closed(request, visit.by), note=note)
     return Done(_page_of_gate(wanted), "paused")
 
 
@@ -264,12 +266,12 @@ async def plan_open(visit: Visit, wanted: OpenedGate) -> Plan:
 async def open_gate(visit: Visit, wanted: OpenedGate) -> Done:
     gated = Gated.one_of(wanted.kind, wanted.collection)
     note = visit.note(f"{gated.scope}.open", target=gated.name)
-    await visit.engine.set_gate(gated.opened(visit.by), note=note)
+    await visit.engine.operations.set_gate(gated.opened(visit.by), note=note)
     return Done(_page_of_gate(wanted), "opened")
 
 
 async def _periodic(visit: Visit, wanted: OnePeriodic) -> PeriodicInfo:
-    info = await visit.engine.periodic(wanted.name)
+    info = await visit.engine.queries.periodic(wanted.name)
     if info is None:
         raise HTTPException(404, f"there is no periodic task {wanted.name!r}")
     return info
@@ -310,7 +312,7 @@ async def trigger(visit: Visit, wanted: OnePeriodic) -> Done:
 
 async def _change(visit: Visit, change: periodic.Change, act: str, said: str) -> Done:
     note = visit.note(f"periodic.{act}", target=change.name)
-    answer = await visit.engine.change_periodic(change, note=note)
+    answer = await visit.engine.operations.change_periodic(change, note=note)
     if answer is None:
         raise HTTPException(404, f"there is no periodic task {change.name!r}")
     return Done(f"task{query(id=answer.id)}" if isinstance(answer, Scheduled) else "periodic", said)

@@ -124,7 +124,7 @@ async def _redrive(visit: Visit, wanted: Bulk, is_dry: bool) -> Step:  # noqa: F
         **wanted.filters, cursor=wanted.cursor, limit=limit, dry_run=is_dry, redrive_id=wanted.act_id, worker=by
     )
     note = None if is_dry else visit.note("tasks.redrive", target=wanted.kind, fields=request)
-    answer = await visit.engine.redrive(request, note=note)
+    answer = await visit.engine.operations.redrive(request, note=note)
     count = sum(verdict.verdict in ("redrivable", "redriven") for verdict in answer.tasks)
     return Step(count, answer.cursor, refused=len(answer.tasks) - count)
 
@@ -132,14 +132,14 @@ async def _redrive(visit: Visit, wanted: Bulk, is_dry: bool) -> Step:  # noqa: F
 async def _purge(visit: Visit, wanted: Bulk, is_dry: bool) -> Step:  # noqa: FBT001
     request = PurgeRequest(**wanted.filters, cursor=wanted.cursor, dry_run=is_dry)
     note = None if is_dry else visit.note("tasks.purge", target=wanted.kind, fields=request)
-    answer = await visit.engine.purge(request, note=note)
+    answer = await visit.engine.operations.purge(request, note=note)
     return Step(_sum(answer.kinds), answer.cursor, answer.kinds)
 
 
 async def _cancel(visit: Visit, wanted: Bulk, is_dry: bool) -> Step:  # noqa: FBT001
     request = CancelMatchingRequest(**wanted.filters, cursor=wanted.cursor, token=wanted.token, dry_run=is_dry)
     note = None if is_dry else visit.note("tasks.cancel-matching", target=wanted.kind, fields=request)
-    return _matched(await visit.engine.cancel_matching(request, note=note))
+    return _matched(await visit.engine.operations.cancel_matching(request, note=note))
 
 
 async def _run_now(visit: Visit, wanted: Bulk, is_dry: bool) -> Step:  # noqa: FBT001
@@ -147,7 +147,7 @@ async def _run_now(visit: Visit, wanted: Bulk, is_dry: bool) -> Step:  # noqa: F
         **wanted.filters, cursor=wanted.cursor, token=wanted.token, dry_run=is_dry, delay=0.0
     )
     note = None if is_dry else visit.note("tasks.reschedule-matching", target=wanted.kind, fields=request)
-    return _matched(await visit.engine.reschedule_matching(request, by=visit.by, note=note))
+    return _matched(await visit.engine.operations.reschedule_matching(request, by=visit.by, note=note))
 
 
 def _matched(answer: Matched) -> Step:

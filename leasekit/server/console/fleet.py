@@ -35,7 +35,7 @@ class Fleet(NamedTuple):
 
 async def fleet(visit: Visit) -> Fleet:
     """Ask for the workers and the nodes."""
-    workers, nodes = await asyncio.gather(visit.engine.workers(), visit.engine.nodes())
+    workers, nodes = await asyncio.gather(visit.engine.fleet.workers(), visit.engine.fleet.nodes())
     return Fleet(workers, nodes, {worker.name for worker in workers if _is_overdue(worker, visit.now)})
 
 

@@ -21,9 +21,9 @@ _LONGEST = 200  # steps of one flow that are looked at
 
 async def newest(engine: Engine, name: str) -> list[FlowInfo]:
     """Return the flows of the newest steps of this name, the newest first."""
-    page = await engine.list_tasks(kind=KIND + name, newest=True, limit=_STEPS, patience=1.0)
+    page = await engine.queries.list_tasks(kind=KIND + name, newest=True, limit=_STEPS, patience=1.0)
     roots = list(dict.fromkeys(task.root or task.id for task in page.tasks))
-    pages = await asyncio.gather(*(engine.list_tasks(root=root, limit=_LONGEST) for root in roots))
+    pages = await asyncio.gather(*(engine.queries.list_tasks(root=root, limit=_LONGEST) for root in roots))
     return [info for chain in pages if (info := flow_of(chain.tasks)) is not None]
 
 

@@ -53,7 +53,7 @@ async def _kind(visit: Visit, wanted: NewSettings) -> str | None:
 
 async def _old(visit: Visit, kind: str) -> KindSettings:
     check_kind(kind)
-    found = (info.settings for info in await visit.engine.kinds() if info.kind == kind)
+    found = (info.settings for info in await visit.engine.queries.kinds() if info.kind == kind)
     return next(found, KindSettings())
 
 
@@ -102,7 +102,7 @@ async def run(visit: Visit, wanted: NewSettings) -> Done:
     """Replace the settings that the form has."""
     new = _new(await _old(visit, wanted.kind), wanted)
     note = visit.note("kind.set", target=wanted.kind, fields=new)
-    await visit.engine.set_kind(wanted.kind, new, by=visit.by, note=note)
+    await visit.engine.operations.set_kind(wanted.kind, new, by=visit.by, note=note)
     return Done(f"kind{query(kind=wanted.kind)}", "set")
 
 

@@ -52,7 +52,7 @@ class KindRow(Struct, frozen=True, kw_only=True):
 
 async def kind_rows(engine: Engine, *, only: str | None = None) -> list[KindRow]:
     """Return the kinds, sorted by name; the busiest, if there are very many. `only` selects one, known or not."""
-    counts = (await engine.stats()).kinds
+    counts = (await engine.queries.stats()).kinds
     folded = {only: counts.get(only, {})} if only is not None else _busiest(_folded(counts))
     waiting = {
         kind: count
@@ -60,7 +60,7 @@ async def kind_rows(engine: Engine, *, only: str | None = None) -> list[KindRow]
         if not kind.startswith(PREFIXES)  # a free name waits for nobody
     }
     backlogs, closed, history = await asyncio.gather(
-        engine.backlogs(waiting), engine.gates(), engine.history(kind=only)
+        engine.queries.backlogs(waiting), engine.queries.gates(), engine.queries.history(kind=only)
     )
     gates = {gate.kind: gate for gate in closed if gate.kind is not None}
     now = int(engine.clock.peek() // 60)

@@ -64,14 +64,16 @@ class EventsSought(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 async def overview(visit: Visit) -> _Values:
     engine = visit.engine
-    rows, here, gates, history = await asyncio.gather(kind_rows(engine), fleet(visit), engine.gates(), engine.history())
+    rows, here, gates, history = await asyncio.gather(
+        kind_rows(engine), fleet(visit), engine.queries.gates(), engine.queries.history()
+    )
     minutes, minute = plots.together(history.values()), int(engine.clock.peek() // 60)
     return {
         "rows": rows,
         "sums": totals(rows),
         "fleet": here,
         "gates": [gate for gate in gates if gate.kind is None],
-        "faults": [fault for fault in (engine.cramped, engine.commit.fault) if fault],
+        "faults": [fault for fault in (engine.room.lack, engine.commit.fault) if fault],
         "plot": plots.hour(minutes, minute),
         "recent": plots.recent(minutes, minute),
     }
@@ -82,7 +84,7 @@ async def tasks(visit: Visit) -> _Values:
 
 
 async def dead(visit: Visit) -> _Values:
-    counts = (await visit.engine.stats()).kinds
+    counts = (await visit.engine.queries.stats()).kinds
     ended = {kind: {s: n for s, n in of.items() if s in REDRIVABLE} for kind, of in counts.items()}
     return {
         **await _listed(visit, {"status": "dead"}),
@@ -101,11 +103,17 @@ async def _listed(visit: Visit, presets: Mapping[str, str]) -> Mapping[str, Any]
     filters = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
     filters = {name: value for name, value in filters.items() if value is not UNSET}
     filters["limit"] = min(filters["limit"], _TASKS) if "limit" in visit.given else _TASKS
-    counts = (await visit.engine.stats()).kinds
+    counts = (await visit.engine.queries.stats()).kinds
     is_none = wanted.status is not UNSET and not any(
         of.get(wanted.status) for kind, of in counts.items() if wanted.kind in (UNSET, kind)
     )
-    page = None if fault else _NO_TASKS if is_none else await visit.engine.list_tasks(**filters, patience=_PATIENCE)
+    page = (
+        None
+        if fault
+        else _NO_TASKS
+        if is_none
+        else await visit.engine.queries.list_tasks(**filters, patience=_PATIENCE)
+    )
     narrow = {name: given[name] for name in given if name not in {"cursor", "newest", "limit"}}
     return {
         "page": page,
@@ -122,7 +130,7 @@ async def _listed(visit: Visit, presets: Mapping[str, str]) -> Mapping[str, Any]
 
 async def task(visit: Visit) -> _Values:
     wanted = visit.params(OneTask)
-    if (info := await visit.engine.get(wanted.id)) is None:
+    if (info := await visit.engine.queries.get(wanted.id)) is None:
         raise HTTPException(404, f"there is no task {wanted.id!r}: it was never scheduled, or its retention is over")
     of_chain = await _chain(visit, info)
     flow = flow_rows.flow_of(of_chain)
@@ -141,14 +149,14 @@ async def task(visit: Visit) -> _Values:
 async def _chain(visit: Visit, info: TaskInfo) -> Sequence[TaskInfo]:
     if info.root is None:
         return [info]
-    return (await visit.engine.list_tasks(root=info.root, limit=_CHAIN)).tasks
+    return (await visit.engine.queries.list_tasks(root=info.root, limit=_CHAIN)).tasks
 
 
 async def _is_unhandled(visit: Visit, info: TaskInfo) -> bool:
     """Return whether a task waits, and no worker is known that runs tasks of its kind."""
     if info.status.ended or (info.worker is not None and info.lease_until is not None):
         return False
-    known = await visit.engine.workers()
+    known = await visit.engine.fleet.workers()
     return not any(worker.kinds is None or info.kind in worker.kinds for worker in known)
 
 
@@ -156,10 +164,10 @@ async def kind(visit: Visit) -> _Values:
     name, engine = visit.params(OneKind).kind, visit.engine
     rows, kinds, gates, here, history = await asyncio.gather(
         kind_rows(engine, only=name),
-        engine.kinds(),
-        engine.gates(),
+        engine.queries.kinds(),
+        engine.queries.gates(),
         fleet(visit),
-        engine.history(minutes=1440, kind=name),
+        engine.queries.history(minutes=1440, kind=name),
     )
     info = next((each for each in kinds if each.kind == name), None)
     settings = KindSettings() if info is None else info.settings
@@ -189,8 +197,8 @@ async def workers(visit: Visit) -> _Values:
 
 
 async def periodic(visit: Visit) -> _Values:
-    found = await visit.engine.periodics(limit=_PERIODICS)
-    details = await asyncio.gather(*(visit.engine.periodic(each.name) for each in found))
+    found = await visit.engine.queries.periodics(limit=_PERIODICS)
+    details = await asyncio.gather(*(visit.engine.queries.periodic(each.name) for each in found))
     return {"periodics": [each for each in details if each is not None], "most": _PERIODICS}
 
 
@@ -205,7 +213,7 @@ class FlowsSought(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 async def flows(visit: Visit) -> _Values:
-    counts = (await visit.engine.stats()).kinds
+    counts = (await visit.engine.queries.stats()).kinds
     names = sorted(kind.removeprefix(flow_rows.KIND) for kind in counts if kind.startswith(flow_rows.KIND))
     name = visit.params(FlowsSought).name or next(iter(names), None)
     found = [] if name is None else await flow_rows.newest(visit.engine, name)
@@ -220,19 +228,19 @@ class AuditPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 async def audit(visit: Visit) -> _Values:
     part = visit.params(AuditPart)
-    return {"page": await visit.engine.audit(cursor=part.cursor, limit=100), "cursor": part.cursor}
+    return {"page": await visit.engine.queries.audit(cursor=part.cursor, limit=100), "cursor": part.cursor}
 
 
 async def find(visit: Visit) -> _Values:
     """Lead to what has this name: a task, a kind, a worker, or a periodic task."""
     text, engine = visit.params(Sought).q.strip(), visit.engine
-    if await engine.get(text) is not None:
+    if await engine.queries.get(text) is not None:
         return RedirectResponse(f"task{query(id=text)}", 303)
-    if text in (await engine.stats()).kinds:
+    if text in (await engine.queries.stats()).kinds:
         return RedirectResponse(f"kind{query(kind=text)}", 303)
-    if any(worker.name == text for worker in await engine.workers()):
+    if any(worker.name == text for worker in await engine.fleet.workers()):
         return RedirectResponse(f"tasks{query(worker=text)}", 303)
-    if text.isascii() and len(text) <= 100 and await engine.periodic(text) is not None:
+    if text.isascii() and len(text) <= 100 and await engine.queries.periodic(text) is not None:
         return RedirectResponse("periodic", 303)
     return {"text": text}
 

@@ -88,7 +88,7 @@ class Authenticator:
         access, now = self._engine.tokens.of_secret(secret), self._engine.clock.instant()
         if access is None and now >= self._look_at:
             self._look_at = now + _AGAIN
-            await self._engine.read_tokens()
+            await self._engine.token_watch.read()
             access = self._engine.tokens.of_secret(secret)
         return access
 

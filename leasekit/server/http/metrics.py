@@ -139,7 +139,7 @@ class _EngineCollector(Collector):
         """Count the tasks, and probe the store; if it cannot be read, only the metrics of tasks are left out."""
         self._is_ready = await self._engine.ready() is None
         try:
-            found = await self._engine.stats()
+            found = await self._engine.queries.stats()
             stats: dict[str, dict[str, int]] = found.kinds
             labels = self._labels.choose(stats, self._clock())
             waits = {
@@ -147,7 +147,7 @@ class _EngineCollector(Collector):
                 for kind, count in count_waiting(stats).items()
                 if kind in labels and not kind.startswith(PREFIXES)  # a free name waits for nobody
             }
-            self._backlogs = await self._engine.backlogs(waits)
+            self._backlogs = await self._engine.queries.backlogs(waits)
         except BackendError:
             self._tasks, self._backlogs = None, {}
             return
@@ -178,7 +178,7 @@ class _EngineCollector(Collector):
         yield roles
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
         yield GaugeMetricFamily("leasekit_ends_awaited", "Tasks for whose ends requests wait.", engine.ends_awaited)
-        yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", engine.workers_heard)
+        yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", len(engine.fleet))
         backlog = GaugeMetricFamily("leasekit_commit_backlog", "Items that wait to be written.", labels=["class"])
         for rank, waiting in engine.commit.backlog.items():
             backlog.add_metric([rank], waiting)
@@ -188,7 +188,7 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("leasekit_event_readers", "Readers of /v1/events.", len(engine.feed))
         yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers dropped as too slow.", engine.feed.dropped)
         gates = GaugeMetricFamily("leasekit_gate", "1 for each closed gate.", labels=["kind", "collection", "mode"])
-        for gate in engine.gates_here:
+        for gate in engine.queries.gates_here:
             gates.add_metric([gate.kind or "", gate.collection or "", gate.mode], 1)
         yield gates
         if engine.enqueuer is not None:
@@ -261,7 +261,7 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily("leasekit_contention_retries", "Transactions repeated for others.", retries)
         stalls = engine.clock.stalls
         yield CounterMetricFamily("leasekit_stalls", "Gaps of some seconds in which the server did not run.", stalls)
-        if (space := engine.space()) is not None:
+        if (space := engine.queries.space()) is not None:
             yield GaugeMetricFamily("leasekit_store_bytes", "Size of the store's file.", space.file)
             yield GaugeMetricFamily("leasekit_store_wal_bytes", "Size of its write-ahead log.", space.log)
             yield GaugeMetricFamily("leasekit_store_disk_free_bytes", "Free space of its disk.", space.free)

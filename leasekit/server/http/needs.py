@@ -79,7 +79,7 @@ async def check(wanted: Needs, access: Access, engine: Engine, given: Mapping[st
         )
     if wanted.where is Where.TASK:
         task_id = given["params"].task_id
-        if not access.kinds.match((await engine.kinds_of([task_id])).get(task_id, _NO_KIND)):
+        if not access.kinds.match((await engine.queries.kinds_of([task_id])).get(task_id, _NO_KIND)):
             raise UnknownTask(task_id)
     if (kinds_of := _NAMED.get(wanted.where)) is not None:
         check_kinds(access, wanted.scopes, kinds_of(given))

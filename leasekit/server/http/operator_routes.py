@@ -124,7 +124,7 @@ class AuditParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 async def list_kinds(request: ApiRequest, params: NamePage) -> KindsAnswer:
     """List the kinds that have settings; the `cursor` of the answer begins the next page."""
     match = request.access.kinds.match
-    found = {info.kind: info for info in await request.parts.engine.kinds() if match(info.kind)}
+    found = {info.kind: info for info in await request.parts.engine.queries.kinds() if match(info.kind)}
     names, cursor = page_of(found, params)
     return KindsAnswer(kinds=[found[name] for name in names], cursor=cursor)
 
@@ -132,7 +132,7 @@ async def list_kinds(request: ApiRequest, params: NamePage) -> KindsAnswer:
 @get("/v1/kinds/{kind}", needs("read", kinds=Where.PATH), READS | {404: "The kind has no settings."})
 async def get_kind(request: ApiRequest, params: OneKind) -> KindInfo:
     """Get the settings of a kind: what its tasks have where a submission does not say otherwise."""
-    for info in await request.parts.engine.kinds():
+    for info in await request.parts.engine.queries.kinds():
         if info.kind == params.kind:
             return info
     raise UnknownKind(params.kind)
@@ -145,7 +145,7 @@ async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) 
     """
     by = request.client_name(params.worker)
     note = request.note("kind.set", target=params.kind, fields=body, worker=params.worker)
-    info = await request.parts.engine.set_kind(params.kind, body, by=by, note=note)
+    info = await request.parts.engine.operations.set_kind(params.kind, body, by=by, note=note)
     assert info is not None  # noqa: S101 - it was just set
     return info
 
@@ -154,7 +154,7 @@ async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) 
 async def delete_kind(request: ApiRequest, params: ChangedKind) -> KindDeleted:
     """Remove the settings of a kind, if it has any. `worker` is for the log."""
     note = request.note("kind.delete", target=params.kind, worker=params.worker)
-    await request.parts.engine.set_kind(params.kind, None, by=request.client_name(params.worker), note=note)
+    await request.parts.engine.operations.set_kind(params.kind, None, by=request.client_name(params.worker), note=note)
     return KindDeleted(kind=params.kind)
 
 
@@ -162,7 +162,7 @@ async def delete_kind(request: ApiRequest, params: ChangedKind) -> KindDeleted:
 async def list_gates(request: ApiRequest) -> GatesAnswer:
     """List the closed gates: the kinds and collections whose tasks are not started."""
     match = request.access.kinds.match
-    return GatesAnswer(gates=[gate for gate in await request.parts.engine.gates() if match(gate.kind)])
+    return GatesAnswer(gates=[gate for gate in await request.parts.engine.queries.gates() if match(gate.kind)])
 
 
 @put("/v1/gates/kinds/{kind}", needs("operate", kinds=Where.PATH), WRITES)
@@ -196,14 +196,14 @@ async def open_collection(request: ApiRequest, params: ChangedCollection) -> Gat
 
 async def _close(request: ApiRequest, gated: gates.Gated, worker: str | UnsetType, body: GateRequest) -> GateInfo:
     note = request.note(f"{gated.scope}.{body.mode}", target=gated.name, fields=body, worker=worker)
-    info = await request.parts.engine.set_gate(gated.closed(body, request.client_name(worker)), note=note)
+    info = await request.parts.engine.operations.set_gate(gated.closed(body, request.client_name(worker)), note=note)
     assert info is not None  # noqa: S101 - it was just closed
     return info
 
 
 async def _open(request: ApiRequest, gated: gates.Gated, worker: str | UnsetType) -> None:
     note = request.note(f"{gated.scope}.open", target=gated.name, worker=worker)
-    await request.parts.engine.set_gate(gated.opened(request.client_name(worker)), note=note)
+    await request.parts.engine.operations.set_gate(gated.opened(request.client_name(worker)), note=note)
 
 
 @get("/v1/periodic", needs("read", kinds=Where.LISTED), READS)
@@ -212,7 +212,7 @@ async def list_periodic(request: ApiRequest, params: NamePage) -> PeriodicsAnswe
     match, after, limit = request.access.kinds.match, params.cursor or "", min(params.limit, _PERIODICS)
     own: list[PeriodicInfo] = []
     most = limit
-    while len(own) < limit and (found := await request.parts.engine.periodics(after=after, limit=most)):
+    while len(own) < limit and (found := await request.parts.engine.queries.periodics(after=after, limit=most)):
         own += [info for info in found if match(info.task.kind)]  # and no cursor names one of another kind
         after, most = found[-1].name, _PERIODICS
     return PeriodicsAnswer(own[:limit], own[limit - 1].name if len(own) >= limit else None)
@@ -221,7 +221,7 @@ async def list_periodic(request: ApiRequest, params: NamePage) -> PeriodicsAnswe
 @get("/v1/periodic/{name}", needs("read", kinds=Where.PERIODIC), READS | {404: "There is no such periodic task."})
 async def get_periodic(request: ApiRequest, params: OnePeriodic) -> PeriodicInfo:
     """Get a periodic task, with its next five firings and what became of the latest twenty."""
-    info = await request.parts.engine.periodic(params.name)
+    info = await request.parts.engine.queries.periodic(params.name)
     if info is None or not request.access.kinds.match(info.task.kind):
         raise UnknownPeriodic(params.name)
     return info
@@ -246,7 +246,7 @@ async def delete_periodic(request: ApiRequest, params: ChangedPeriodic) -> Perio
     """Remove a periodic task, if there is one; the tasks that it has scheduled stay. `worker` is for the log."""
     change = periodic.Remove(params.name, request.client_name(params.worker), kinds=request.kinds)
     note = request.note("periodic.delete", target=params.name, worker=params.worker)
-    await request.parts.engine.change_periodic(change, note=note)
+    await request.parts.engine.operations.change_periodic(change, note=note)
     return PeriodicDeleted(params.name)
 
 
@@ -274,14 +274,14 @@ async def trigger_periodic(request: ApiRequest, params: ChangedPeriodic, body: T
     at = None if body.at is None else body.at.timestamp()
     change = periodic.Trigger(params.name, at, request.client_name(params.worker), kinds=request.kinds)
     note = request.note("periodic.trigger", target=params.name, worker=params.worker)
-    answer = await request.parts.engine.change_periodic(change, note=note)
+    answer = await request.parts.engine.operations.change_periodic(change, note=note)
     if not isinstance(answer, Scheduled):
         raise UnknownPeriodic(params.name)
     return answer
 
 
 async def _changed(request: ApiRequest, change: periodic.Change, note: Note) -> PeriodicInfo:
-    info = await request.parts.engine.change_periodic(change, note=note)
+    info = await request.parts.engine.operations.change_periodic(change, note=note)
     if not isinstance(info, PeriodicInfo):
         raise UnknownPeriodic(change.name)
     sent = bytes(change.task.payload) if isinstance(change, periodic.Put) else None
@@ -299,13 +299,13 @@ async def list_tokens(request: ApiRequest) -> TokensAnswer:
 
     Nobody sees a secret after it was made: servers keep its SHA-256 only.
     """
-    return TokensAnswer(tokens=await request.parts.engine.list_tokens(request.access))
+    return TokensAnswer(tokens=await request.parts.engine.queries.list_tokens(request.access))
 
 
 @get("/v1/tokens/{token}", needs("operate", kinds=Where.TOKENS), READS | _NO_TOKEN)
 async def get_token(request: ApiRequest, params: OneToken) -> TokenInfo:
     """Get an access token by its id, or by its name if it is valid."""
-    if (info := await request.parts.engine.get_token(params.token, request.access)) is None:
+    if (info := await request.parts.engine.queries.get_token(params.token, request.access)) is None:
         raise UnknownToken(params.token)
     return info
 
@@ -318,7 +318,7 @@ async def create_token(request: ApiRequest, params: NewTokenParameters, body: To
     same digits. A new token allows nothing that its maker may not do, and ends no later than that of its maker.
     """
     note = request.note("token.create", target=body.name, fields=body, worker=params.worker)
-    info = await request.parts.engine.change_token(tokens.Create(body, request.access), note=note)
+    info = await request.parts.engine.operations.change_token(tokens.Create(body, request.access), note=note)
     assert info is not None  # noqa: S101 - it was just made
     return info
 
@@ -341,7 +341,7 @@ async def rotate_token(request: ApiRequest, params: ChangedToken, body: RotateRe
 
 
 async def _token(request: ApiRequest, change: tokens.Revoke | tokens.Rotate, note: Note) -> TokenInfo:
-    if (info := await request.parts.engine.change_token(change, note=note)) is None:
+    if (info := await request.parts.engine.operations.change_token(change, note=note)) is None:
         raise UnknownToken(change.token)
     return info
 
@@ -353,7 +353,7 @@ async def list_audit(request: ApiRequest, params: AuditParameters) -> AuditPage:
     An entry is written in the transaction of its change, and never changed. It has names, and no values.
     """
     cursor = None if params.cursor is UNSET else params.cursor
-    return await request.parts.engine.audit(cursor=cursor, limit=params.limit)
+    return await request.parts.engine.queries.audit(cursor=cursor, limit=params.limit)
 
 
 OPERATOR_OPERATIONS: Sequence[Operation] = (

@@ -102,7 +102,7 @@ class ApiRequest(Request):
         """Return those of these tasks that are of the caller's kinds."""
         if self.access.has_all_kinds:
             return ids
-        kinds = await self.parts.engine.kinds_of(set(ids))
+        kinds = await self.parts.engine.queries.kinds_of(set(ids))
         return {task_id for task_id, kind in kinds.items() if self.access.kinds.match(kind)}
 
     async def each(

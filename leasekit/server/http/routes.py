@@ -152,7 +152,7 @@ async def get_task(request: ApiRequest, params: AwaitedTask) -> TaskInfo | Respo
     parts, wait = request.parts, min(params.wait, MAX_WAIT)
 
     async def found() -> TaskInfo:
-        info = await parts.engine.get(params.task_id, wait=wait)
+        info = await parts.engine.queries.get(params.task_id, wait=wait)
         if info is None:
             raise UnknownTask(params.task_id)
         return info
@@ -178,7 +178,7 @@ async def reschedule(request: ApiRequest, params: ChangedTask, body: RescheduleR
         request.client_name(params.worker),
         request.note_of_operator("task.reschedule", fields=body, worker=params.worker),
     )
-    if (answer := await request.parts.engine.reschedule(params.task_id, body, by=by, note=note)) is None:
+    if (answer := await request.parts.engine.operations.reschedule(params.task_id, body, by=by, note=note)) is None:
         raise UnknownTask(params.task_id)
     return answer
 
@@ -187,7 +187,7 @@ async def reschedule(request: ApiRequest, params: ChangedTask, body: RescheduleR
 async def list_tasks(request: ApiRequest, params: TaskFilters) -> Page:
     """List the tasks that match all filters, oldest or (`newest=true`) newest first; `cursor` begins the next page."""
     wanted = {name: value for name in params.__struct_fields__ if (value := getattr(params, name)) is not UNSET}
-    return await request.parts.engine.list_tasks(kinds=request.kinds, **wanted)
+    return await request.parts.engine.queries.list_tasks(kinds=request.kinds, **wanted)
 
 
 @post("/v1/tasks/ended", needs("read", kinds=Where.ITEMS), WRITES, answer=Ended)
@@ -201,7 +201,7 @@ async def ended(request: ApiRequest, body: EndedRequest) -> Ended | Response:
     own = await request.own(body.ids)
     if strange := [task_id for task_id in body.ids if task_id not in own]:
         return Ended(unknown=strange)
-    found = parts.engine.ended(body.ids, wait=wait)
+    found = parts.engine.queries.ended(body.ids, wait=wait)
     if not wait:
         return await found
     answer = await request.wait(parts.waits, found)
@@ -224,7 +224,7 @@ async def cancel_matching(request: ApiRequest, body: CancelMatchingRequest) -> M
     was scheduled after the first step of the dry run.
     """
     note = request.note("tasks.cancel-matching", target=body.kind, fields=body)
-    return await request.parts.engine.cancel_matching(body, kinds=request.kinds, note=note)
+    return await request.parts.engine.operations.cancel_matching(body, kinds=request.kinds, note=note)
 
 
 @post("/v1/tasks/reschedule-matching", needs("operate", kinds=Where.SELECTED), WRITES)
@@ -235,7 +235,7 @@ async def reschedule_matching(request: ApiRequest, params: BulkChange, body: Res
     """
     by = request.client_name(params.worker)
     note = request.note("tasks.reschedule-matching", target=body.kind, fields=body, worker=params.worker)
-    return await request.parts.engine.reschedule_matching(body, by=by, kinds=request.kinds, note=note)
+    return await request.parts.engine.operations.reschedule_matching(body, by=by, kinds=request.kinds, note=note)
 
 
 @post("/v1/chains/cancel", needs("submit", "operate", kinds=Where.ALL), WRITES)
@@ -268,11 +268,11 @@ async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
         request.note("tasks.redrive", target=body.kind, fields=body, worker=body.worker),
     )
     if not body.ids:
-        return await engine.redrive(body, kinds=request.kinds, note=note)
+        return await engine.operations.redrive(body, kinds=request.kinds, note=note)
     own = await request.own(body.ids)
     if not (ids := [task_id for task_id in body.ids if task_id in own]):
-        await engine.note(note)
-    redriven = await engine.redrive(replace(body, ids=ids), note=note) if ids else Redriven(tasks=[])
+        await engine.operations.note(note)
+    redriven = await engine.operations.redrive(replace(body, ids=ids), note=note) if ids else Redriven(tasks=[])
     verdicts = iter(redriven.tasks)
     gone = (Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in body.ids if task_id not in own)
     return Redriven(tasks=[next(verdicts if task_id in own else gone) for task_id in body.ids])
@@ -286,18 +286,18 @@ async def purge(request: ApiRequest, body: PurgeRequest) -> Purged:
     """
     engine, note = request.parts.engine, request.note("tasks.purge", target=body.kind, fields=body)
     if not body.ids:
-        return await engine.purge(body, kinds=request.kinds, note=note)
+        return await engine.operations.purge(body, kinds=request.kinds, note=note)
     own = await request.own(body.ids)
     if not (ids := [task_id for task_id in body.ids if task_id in own]):  # without ids, a purge is of all that matches
-        await engine.note(None if body.dry_run else note)
+        await engine.operations.note(None if body.dry_run else note)
         return Purged(kinds={})
-    return await engine.purge(replace(body, ids=ids), note=note)
+    return await engine.operations.purge(replace(body, ids=ids), note=note)
 
 
 @post("/v1/vacuum", needs("operate", kinds=Where.ALL), WRITES)
 async def vacuum(request: ApiRequest, body: VacuumRequest) -> Vacuumed:
     """Shorten the store's file by a part of its free space; repeat the request until `left` is 0, or `freed` is."""
-    return await request.parts.engine.vacuum(note=request.note("store.vacuum"))
+    return await request.parts.engine.operations.vacuum(note=request.note("store.vacuum"))
 
 
 @post("/v1/claims", needs("work", kinds=Where.KINDS), WRITES, answer=ClaimAnswer)
@@ -312,7 +312,7 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
     # A claim is that of its access token: nobody else gets its tasks by a repeat, or ends it. Names have no slash.
     by = request.access.token_id
     parts, key = request.parts, (body.worker, body.claim_id if by is None else f"{by}/{body.claim_id}")
-    parts.engine.note_window(body.worker, body.window)
+    parts.engine.fleet.note_window(body.worker, body.window)
     if body.limit:
         await parts.sending.wait(key)
     wait = 0.0 if body.tickets else min(body.wait, MAX_WAIT)
@@ -332,7 +332,7 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
 @post("/v1/heartbeats", needs("work", kinds=Where.ITEMS), WRITES)
 async def heartbeat(request: ApiRequest, body: BeatsRequest) -> VerdictsAnswer:
     """Renew leases. Each beat has its own verdict, by position: `renewed`, `gone` or `throttled`."""
-    request.parts.engine.note_window(body.worker, body.window)
+    request.parts.engine.fleet.note_window(body.worker, body.window)
     ids = [beat.id for beat in body.beats]
     renew = functools.partial(request.parts.engine.heartbeat, body.worker)
     return VerdictsAnswer(verdicts=await request.each(body.beats, ids, renew))
@@ -367,7 +367,7 @@ def _check_successors(request: ApiRequest, results: Sequence[SettlementItem]) ->
 @get("/v1/stats", needs("read", kinds=Where.LISTED), READS)
 async def stats(request: ApiRequest, params: NamePage) -> StatsAnswer:
     """Count the tasks of each kind in each status; the `cursor` of the answer begins the next page of kinds."""
-    found = await request.parts.engine.stats()
+    found = await request.parts.engine.queries.stats()
     kinds = {kind: counts for kind, counts in found.kinds.items() if request.access.kinds.match(kind)}
     names, cursor = page_of(kinds, params)
     unmet = {name: found.unmet[name] for name in names if name in found.unmet}
@@ -377,7 +377,7 @@ async def stats(request: ApiRequest, params: NamePage) -> StatsAnswer:
 @get("/v1/workers", needs("read", kinds=Where.LISTED), READS)
 async def workers(request: ApiRequest, params: NamePage) -> WorkersAnswer:
     """List the workers that hold leases or called lately; the `cursor` of the answer begins the next page."""
-    found = {worker.name: worker for worker in await request.parts.engine.workers() if _is_own(request, worker)}
+    found = {worker.name: worker for worker in await request.parts.engine.fleet.workers() if _is_own(request, worker)}
     names, cursor = page_of(found, params)
     return WorkersAnswer(workers=[found[name] for name in names], cursor=cursor)
 
@@ -385,7 +385,7 @@ async def workers(request: ApiRequest, params: NamePage) -> WorkersAnswer:
 @get("/v1/nodes", needs("read", kinds=Where.ALL), READS)
 async def nodes(request: ApiRequest) -> NodesAnswer:
     """List the servers, and other processes that have the store open; those that have left, for ten minutes more."""
-    return NodesAnswer(nodes=await request.parts.engine.nodes())
+    return NodesAnswer(nodes=await request.parts.engine.fleet.nodes())
 
 
 def _is_own(request: ApiRequest, worker: WorkerInfo) -> bool:
@@ -420,7 +420,7 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
         kind=params.kind or None, task=params.task or None, chain=chain, after=after, of=access.kinds.match
     )
     if chain is not None:  # once events are kept, so that no task is missed between the two
-        await engine.know_chain(chain)
+        await engine.queries.know_chain(chain)
     if access.token_id is not None:
         stream = _while_valid(stream, engine.tokens, access.token_id)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -471,7 +471,7 @@ async def readyz(request: ApiRequest) -> HealthAnswer:
         raise HTTPException(503, reason)
     engine = request.parts.engine
     tables = None if engine.neighbours is None else Tables(*engine.neighbours.tables)
-    return HealthAnswer(status="ready", detail=engine.cramped, tables=tables)
+    return HealthAnswer(status="ready", detail=engine.room.lack, tables=tables)
 
 
 OPERATIONS: Sequence[Operation] = (

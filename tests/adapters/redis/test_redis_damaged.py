@@ -301,6 +301,19 @@ async def test_successors_that_cannot_be_read_hold_up_no_other(
     await until(lambda: len([record for record in caplog.records if "successor" in record.message]) == 5)
 
 
+async def test_each_of_many_that_are_set_aside_at_once_is_named(
+    places: Prepare, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = await places("running")
+    for number in range(1500):
+        place.ask("RPUSH", "outbox", f"no JSON {number}")
+    while place.ask("LLEN", "outbox"):
+        await place.backend._maintenance.maintain(place.kind)
+    scores = place.ask("ZRANGE", "damaged", 0, -1, "WITHSCORES")[1::2]
+    assert len(set(scores)) == 1500
+    await until(lambda: len({record.message for record in caplog.records if "successor" in record.message}) == 1500)
+
+
 async def test_counts_that_are_no_numbers_begin_anew(places: Prepare) -> None:
     place = await places("waiting")
     for name in ("new", "claimed"):

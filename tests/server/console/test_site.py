@@ -107,7 +107,7 @@ def test_an_error_of_a_page_is_logged_and_answered_without_details(
     async def broken() -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(site.server.engine, "nodes", broken)
+    monkeypatch.setattr(site.server.engine.fleet, "nodes", broken)
     page = seen(site.server.call("GET", "/console/workers?fresh=1"))
     assert page.status == 500
     assert "secret detail" not in page.html
@@ -116,14 +116,14 @@ def test_an_error_of_a_page_is_logged_and_answered_without_details(
 
 def test_many_readers_of_a_page_cost_one_look(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    nodes = site.server.engine.nodes
+    nodes = site.server.engine.fleet.nodes
 
     async def counted() -> object:
         nonlocal looks
         looks += 1
         return await nodes()
 
-    monkeypatch.setattr(site.server.engine, "nodes", counted)
+    monkeypatch.setattr(site.server.engine.fleet, "nodes", counted)
     for _ in range(20):
         assert site.see("workers?").status == 200
     assert looks < 5
@@ -135,5 +135,5 @@ def test_a_status_that_no_task_has_is_not_searched_for(site: Site, monkeypatch: 
     async def searched(**wanted: object) -> None:
         raise AssertionError(wanted)
 
-    monkeypatch.setattr(site.server.engine, "list_tasks", searched)
+    monkeypatch.setattr(site.server.engine.queries, "list_tasks", searched)
     assert "No task matches" in site.see("tasks?kind=waiting-only&status=dead").text

@@ -58,7 +58,7 @@ class Running:
         everything = TokenRequest(
             id=uuid.uuid4().hex, name="everything", digest=digest_of(secret).hex(), scopes=list(SCOPES), kinds=["*"]
         )
-        making = self.engine.change_token(Create(everything))
+        making = self.engine.operations.change_token(Create(everything))
         asyncio.run_coroutine_threadsafe(making, self.loop).result(PATIENCE)
         self.token = secret
         return secret

@@ -46,7 +46,7 @@ class Service:
         order = TokenRequest(
             id=uuid.uuid4().hex, name=name, digest=digest, scopes=list(scopes), kinds=list(kinds), **more
         )
-        self.run(self.server.engine.change_token(Create(order)))
+        self.run(self.server.engine.operations.change_token(Create(order)))
         return secret
 
     def new(self, scopes: Sequence[Scope], kinds: tuple[str, ...] = ("own.*",), **more: Any) -> str:
@@ -74,7 +74,7 @@ class Service:
         return task_id
 
     def status(self, task_id: str) -> str:
-        info = self.run(self.server.engine.get(task_id))
+        info = self.run(self.server.engine.queries.get(task_id))
         return "removed" if info is None else str(info.status)
 
 
@@ -133,7 +133,7 @@ def requests(service: Service, name: str, kind: str) -> Asked:
         case "cancels":
             return Asked("/v1/cancels", {"worker": "w"})
         case "get_kind" | "set_kind" | "delete_kind":
-            service.run(service.server.engine.set_kind(kind, KindSettings(priority=1), by=None))
+            service.run(service.server.engine.operations.set_kind(kind, KindSettings(priority=1), by=None))
             return Asked(f"/v1/kinds/{kind}", {"priority": 3} if name == "set_kind" else None, kind)
         case "close_kind" | "open_kind":
             return Asked(f"/v1/gates/kinds/{kind}", {} if name == "close_kind" else None, kind)
@@ -142,7 +142,7 @@ def requests(service: Service, name: str, kind: str) -> Asked:
         case "get_periodic" | "set_periodic" | "delete_periodic" | "pause_periodic" | "trigger_periodic":
             periodic = uuid.uuid4().hex
             daily = PeriodicTaskItem(kind=kind, every=86400)
-            service.run(service.server.engine.change_periodic(Put(periodic, daily, None)))
+            service.run(service.server.engine.operations.change_periodic(Put(periodic, daily, None)))
             what = {"pause_periodic": "/pause", "trigger_periodic": "/trigger"}.get(name, "")
             body = {"set_periodic": {"kind": kind, "every": 60}, "pause_periodic": {}, "trigger_periodic": {}}.get(name)
             return Asked(f"/v1/periodic/{periodic}{what}", body, periodic)
@@ -156,10 +156,14 @@ def requests(service: Service, name: str, kind: str) -> Asked:
             return Asked(f"/v1/tokens/{token}{'/rotate' * rotate}", body, token)
         case "list_audit" | "list_tokens" | "list_tasks" | "list_kinds" | "list_gates" | "list_periodic":
             service.task(kind)
-            service.run(service.server.engine.set_kind(kind, KindSettings(priority=1), by=None))
-            service.run(service.server.engine.set_gate(Gated.kind(f"{kind}-closed").closed(GateRequest(), None)))
+            service.run(service.server.engine.operations.set_kind(kind, KindSettings(priority=1), by=None))
             service.run(
-                service.server.engine.change_periodic(Put(f"p-{kind}", PeriodicTaskItem(kind=kind, every=86400), None))
+                service.server.engine.operations.set_gate(Gated.kind(f"{kind}-closed").closed(GateRequest(), None))
+            )
+            service.run(
+                service.server.engine.operations.change_periodic(
+                    Put(f"p-{kind}", PeriodicTaskItem(kind=kind, every=86400), None)
+                )
             )
             return Asked(f"/v1/{name.removeprefix('list_')}", None, kind)
         case "stats" | "workers" | "nodes":
@@ -310,21 +314,21 @@ def test_a_purge_of_foreign_ids_alone_purges_nothing_else(service: Service) -> N
 
 def test_a_periodic_task_of_a_foreign_kind_cannot_be_taken_over(service: Service) -> None:
     engine, name = service.server.engine, uuid.uuid4().hex
-    service.run(engine.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
+    service.run(engine.operations.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
     secret = service.new(["operate"])
     assert service.call(secret, "PUT", f"/v1/periodic/{name}", {"kind": OWN, "every": 60}).status == 404
     assert service.call(secret, "DELETE", f"/v1/periodic/{name}").status == 200  # as if there were none
-    info = service.run(engine.periodic(name))
+    info = service.run(engine.queries.periodic(name))
     assert info is not None
     assert info.task.kind == FOREIGN
 
 
 def test_code_that_declares_a_periodic_task_of_a_foreign_kind_is_told_of_none(service: Service) -> None:
     engine, name = service.server.engine, uuid.uuid4().hex
-    service.run(engine.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
+    service.run(engine.operations.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
     path = f"/v1/periodic/{name}?is_declared=true"
     assert service.call(service.new(["submit"]), "PUT", path, {"kind": OWN, "every": 60}).status == 404
-    info = service.run(engine.periodic(name))
+    info = service.run(engine.queries.periodic(name))
     assert info is not None
     assert info.task.kind == FOREIGN
 
@@ -333,7 +337,7 @@ def test_pages_of_periodic_tasks_name_none_of_a_foreign_kind(service: Service) -
     engine, prefix = service.server.engine, uuid.uuid4().hex
     for number, kind in enumerate([FOREIGN, OWN, FOREIGN, FOREIGN, OWN, FOREIGN]):
         item = PeriodicTaskItem(kind=kind, every=86400)
-        service.run(engine.change_periodic(Put(f"{prefix}-{number}", item, None)))
+        service.run(engine.operations.change_periodic(Put(f"{prefix}-{number}", item, None)))
     secret, pages = service.new(["read"]), list[list[str]]()
     cursor: str | None = prefix
     while cursor is not None and cursor.startswith(prefix):
@@ -347,7 +351,7 @@ def test_pages_of_periodic_tasks_name_none_of_a_foreign_kind(service: Service) -
 def test_only_a_reader_gets_the_payload_of_a_periodic_task_that_it_changes(service: Service) -> None:
     engine, name = service.server.engine, uuid.uuid4().hex
     item = PeriodicTaskItem(kind=OWN, every=86400, payload=Raw(b'"hidden"'))
-    service.run(engine.change_periodic(Put(name, item, None)))
+    service.run(engine.operations.change_periodic(Put(name, item, None)))
     path = f"/v1/periodic/{name}"
     scopes: list[tuple[list[Scope], str | None]] = [(["operate"], None), (["operate", "read"], "hidden")]
     for given, payload in scopes:
@@ -587,6 +591,6 @@ def test_no_secret_is_stored_or_logged(service: Service, caplog: pytest.LogCaptu
         assert secret not in answer.raw.decode() + str(answer.headers)
     listed = service.call(service.admin, "GET", "/v1/tokens").raw.decode()
     metrics = service.call(service.admin, "GET", "/metrics").raw.decode()
-    rows = service.run(service.server.engine._read(lambda view: view.tokens()))
+    rows = service.run(service.server.engine._readers.read(lambda view: view.tokens()))
     assert is_secret(secret)
     assert not any(secret[3:] in text for text in (listed, metrics, repr(rows), caplog.text))

@@ -18,7 +18,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, server: Running, method: str, error
     async def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(server.engine, method, fail)
+    monkeypatch.setattr(server.engine.queries if method == "list_tasks" else server.engine, method, fail)
 
 
 @pytest.mark.parametrize(("wait", "told"), [(2.3, "3"), (0.0, "1"), (None, "1"), (60.0, "60")])
@@ -85,7 +85,7 @@ def test_what_is_not_http_after_good_requests_is_refused_and_not_logged(
 
 
 def test_it_is_ready_without_room_for_new_tasks_and_says_so(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
-    monkeypatch.setattr(server.engine, "cramped", "the disk of the store is almost full")
+    monkeypatch.setattr(server.engine.room, "lack", "the disk of the store is almost full")
     assert server.get("/readyz") == {"status": "ready", "detail": "the disk of the store is almost full"}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from leasekit.server import commit, engine
+from leasekit.server.request_classes import CLAIM, SCHEDULE
 from tests.server.http.conftest import Running, RunServer
 from tests.waiting import eventually
 
@@ -38,7 +39,7 @@ class Slowly:
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(engine, "_PERIOD", 3600.0)  # the consumer's transactions would come in between
-    ranks = [engine._CLAIM, engine._SCHEDULE]
+    ranks = [CLAIM, SCHEDULE]
     capacities = [rank.capacity for rank in ranks]
     for rank in ranks:
         object.__setattr__(rank, "capacity", ROOM)

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.anyio
 
 async def cancel(bench: Bench, **wanted: Any) -> Matched:
     wanted = {"kind": "k"} | wanted
-    return await bench.engine.cancel_matching(checked(CancelMatchingRequest, wanted))
+    return await bench.engine.operations.cancel_matching(checked(CancelMatchingRequest, wanted))
 
 
 async def move(bench: Bench, **wanted: Any) -> Matched:
     wanted = {"kind": "k", "delay": 60.0} | wanted
-    return await bench.engine.reschedule_matching(checked(RescheduleMatchingRequest, wanted), by="ada")
+    return await bench.engine.operations.reschedule_matching(checked(RescheduleMatchingRequest, wanted), by="ada")
 
 
 async def test_a_dry_run_counts_and_changes_nothing(bench: Bench) -> None:
@@ -143,14 +143,14 @@ async def test_a_task_that_has_changed_since_it_was_found_is_left_alone(
 ) -> None:
     await bench.put("a", "b")
     tried = await cancel(bench, status="new", dry_run=True)
-    found = bench.engine._found
+    found = bench.engine._readers.find
 
     async def find_and_run(search: Any) -> Any:
         page = await found(search)
         assert (await bench.take()).id == "a"
         return page
 
-    monkeypatch.setattr(bench.engine, "_found", find_and_run)
+    monkeypatch.setattr(bench.engine._readers, "find", find_and_run)
     assert (await cancel(bench, status="new", token=tried.token)).kinds == {"k": {"new": 1}}
     assert not (await bench.info("a")).cancel_requested
     assert await bench.status("b") == "cancelled"

@@ -25,7 +25,7 @@ async def put(bench: Bench, *names: str, **options: Any) -> None:
 
 
 async def listed(bench: Bench, root: str, **options: Any) -> list[str]:
-    return [task.id for task in (await bench.engine.list_tasks(root=root, **options)).tasks]
+    return [task.id for task in (await bench.engine.queries.list_tasks(root=root, **options)).tasks]
 
 
 async def place(bench: Bench, name: str) -> tuple[str | None, str | None]:
@@ -66,7 +66,7 @@ async def test_a_chain_is_listed_by_its_root_with_other_filters_and_in_pages(ben
     assert await listed(bench, "a", kind="d") == ["d"]
     assert await listed(bench, "c") == ["c"]
     assert await listed(bench, "unknown") == []
-    first = await bench.engine.list_tasks(root="a", limit=2)
+    first = await bench.engine.queries.list_tasks(root="a", limit=2)
     assert [task.id for task in first.tasks] == ["a", "b"]
     assert await listed(bench, "a", cursor=first.cursor) == ["c", "d", "e"]
 
@@ -120,7 +120,7 @@ async def test_a_chain_that_is_unknown_is_none(bench: Bench) -> None:
 async def test_what_is_removed_is_forgotten(bench: Bench) -> None:
     await a_chain(bench)
     await bench.engine.cancel_chain(ChainRequest(id="a"))
-    await bench.engine.purge(PurgeRequest())
+    await bench.engine.operations.purge(PurgeRequest())
     with bench.engine._store.transaction() as tx:
         assert tx.page(Filter(root="a"), after=0, limit=9) == []
         assert tx.cancelled_chains({"a"}) == set()

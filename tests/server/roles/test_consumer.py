@@ -110,7 +110,7 @@ async def test_many_leases_are_taken_back_in_small_batches_and_all_of_them(bench
     await bench.put(*(f"t{n}" for n in range(count)), claim_timeout=10)
     await bench.claim(limit=1000)
     await bench.later(10)
-    assert await bench.engine.stats() == Stats(kinds={"k": {"enqueued": count}})
+    assert await bench.engine.queries.stats() == Stats(kinds={"k": {"enqueued": count}})
 
 
 async def test_reaping_is_limited_per_look(bench: Bench) -> None:
@@ -118,9 +118,9 @@ async def test_reaping_is_limited_per_look(bench: Bench) -> None:
     for _ in range(2):
         await bench.claim(limit=1000)
     await bench.later(10)
-    assert (await bench.engine.stats()).kinds["k"] == {"enqueued": 1000, "claimed": 200}
+    assert (await bench.engine.queries.stats()).kinds["k"] == {"enqueued": 1000, "claimed": 200}
     await bench.later(0)
-    assert (await bench.engine.stats()).kinds["k"] == {"enqueued": 1200}
+    assert (await bench.engine.queries.stats()).kinds["k"] == {"enqueued": 1200}
 
 
 async def test_what_is_taken_back_is_told_as_ready(bench: Bench) -> None:
@@ -211,7 +211,7 @@ async def test_leases_that_nobody_holds_end_after_a_restart_too(bench: Bench) ->
     await bench.later(10)
     assert len(await bench.ids()) < 50, "their ends are spread"
     await bench.later(1)
-    assert (await bench.engine.stats()).kinds["k"].get("enqueued", 0) > 0
+    assert (await bench.engine.queries.stats()).kinds["k"].get("enqueued", 0) > 0
     await bench.later(1)
     info = [await bench.info(f"t{n}") for n in range(50)]
     assert all(one.crashes == 1 for one in info)

@@ -104,10 +104,10 @@ async def test_submissions_of_one_batch_are_one_task(bench: Bench) -> None:
 async def test_a_task_that_a_gate_has_parked_is_replaced(bench: Bench, key: str | None) -> None:
     first = await submit(bench, 1, delay=0.0, collection="c", key=key)
     gated = gates.Gated.collection("c")
-    await bench.engine.set_gate(gated.closed(GateRequest(), "w"))
+    await bench.engine.operations.set_gate(gated.closed(GateRequest(), "w"))
     assert await bench.ids() == []
     assert (await submit(bench, 2, collection="c", key=key)).replaced
-    await bench.engine.set_gate(gated.opened("w"))
+    await bench.engine.operations.set_gate(gated.opened("w"))
     await bench.later(1)
     assert await bench.ids() == []
     await bench.later(9)

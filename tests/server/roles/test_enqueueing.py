@@ -169,11 +169,11 @@ async def test_a_task_of_a_paused_collection_is_parked_at_its_claim_and_comes_ba
 
 
 async def gate(bench: Bench, mode: str, *, scope: str = "kind", name: str = "k") -> None:
-    await bench.engine.set_gate(GateChange(scope, name, mode, None, None, None, "me"))
+    await bench.engine.operations.set_gate(GateChange(scope, name, mode, None, None, None, "me"))
 
 
 async def test_tickets_do_not_exceed_the_concurrency_of_a_kind(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(concurrency=1), by=None)
+    await bench.engine.operations.set_kind("k", KindSettings(concurrency=1), by=None)
     await bench.put("a", "b")
     first = await move(bench, most=1)
     second = await move(bench, most=1)
@@ -187,7 +187,7 @@ async def test_tickets_do_not_exceed_the_concurrency_of_a_kind(bench: Bench) -> 
 async def test_tickets_do_not_exceed_the_concurrency_of_a_key(bench: Bench) -> None:
     await bench.put("a", "b", key="x")
     tickets = list((await enqueued_both(bench)).values())
-    await bench.engine.set_kind("k", KindSettings(key_concurrency=1), by=None)
+    await bench.engine.operations.set_kind("k", KindSettings(key_concurrency=1), by=None)
     claimed = await claim(bench, *tickets)
     assert (ids(claimed), claimed.refused) == (["a"], ["b"])
     await bench.settle(claimed.tasks[0])

@@ -26,7 +26,7 @@ MONTH = 31 * 86400.0
 
 
 async def gate(bench: Bench, scope: str, name: str, mode: str = "drop") -> None:
-    await bench.engine.set_gate(GateChange(scope, name, mode, None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange(scope, name, mode, None, None, None, None))
     await bench.engine.tick()
 
 
@@ -53,7 +53,7 @@ async def succeeded_late(bench: Bench) -> None:
 
 
 async def dropped_in_a_claim(bench: Bench) -> None:
-    await bench.engine.set_gate(GateChange("collection", "c", "drop", None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange("collection", "c", "drop", None, None, None, None))
     assert await bench.ids() == []
 
 
@@ -142,13 +142,13 @@ async def test_many_followers_are_told_in_steps_and_the_end_is_kept_until_all_kn
     await settled(bench, outcome)
     told = [name for name in names if (await bench.info(name)).reason != 'waits for "a" to succeed']
     assert told == names[:step]
-    assert (await bench.engine.purge(PurgeRequest(kind="k"))).kinds == {}
+    assert (await bench.engine.operations.purge(PurgeRequest(kind="k"))).kinds == {}
     await bench.restart()
     assert await bench.ids(kinds=("other",)) == (names if outcome == "success" else [])
     if outcome != "success":
         await bench.engine.tick()
         assert await bench.status("z") == "dropped"
-    assert (await bench.engine.purge(PurgeRequest(kind="k"))).kinds == {
+    assert (await bench.engine.operations.purge(PurgeRequest(kind="k"))).kinds == {
         "k": {"success": 1} if outcome == "success" else {"fatal_failure": 1}
     }
 
@@ -159,7 +159,7 @@ async def test_what_waits_is_kept_however_long_and_what_has_succeeded_may_go(ben
     await settled(bench)
     await bench.later(MONTH)
     await bench.engine.sweeper.sweep()
-    assert await bench.engine.get("a") is None
+    assert await bench.engine.queries.get("a") is None
     await bench.put("later")
     await settled(bench)
     assert await bench.ids(kinds=("other",)) == ["b"]
@@ -173,7 +173,7 @@ async def test_a_circle_is_refused_and_its_way_is_told(bench: Bench) -> None:
     (error,) = refusal.value.errors
     assert (error["item"], error["field"]) == (1, "after")
     assert '"a" after "c" after "b" after "a"' in error["detail"]
-    assert await bench.engine.get("x") is None
+    assert await bench.engine.queries.get("x") is None
     with pytest.raises(Refused, match=r'"d" after "e" after "d"'):
         await bench.engine.schedule([NewTask(kind="k", id=one, after=[two]) for one, two in ("de", "ed")])
     await bench.put("a")
@@ -233,7 +233,7 @@ async def test_after_a_redrive_followers_wait_again_for_what_has_not_succeeded(b
     await bench.put("a")
     await settled(bench, "fatal")
     for ids in (["b"], ["a"], ["b"]):
-        await bench.engine.redrive(RedriveRequest(ids=ids))
+        await bench.engine.operations.redrive(RedriveRequest(ids=ids))
     assert (await bench.info("b")).reason == 'waits for "a" to succeed'
     await settled(bench)
     assert await bench.ids(kinds=("other",)) == ["b"]

@@ -152,7 +152,7 @@ async def test_a_delayed_task_is_due_by_the_clock_of_the_server(bench: Bench) ->
 async def test_the_oddest_times_can_be_read_again(bench: Bench, moment: datetime) -> None:
     await bench.put("a", at=moment)
     assert (await bench.info("a")).at.tzinfo is UTC
-    assert len((await bench.engine.list_tasks()).tasks) == 1
+    assert len((await bench.engine.queries.list_tasks()).tasks) == 1
 
 
 # Cancel
@@ -233,14 +233,14 @@ async def test_what_has_ended_or_is_unknown_is_gone(bench: Bench) -> None:
 
 
 async def test_of_an_unknown_task_there_is_nothing(bench: Bench) -> None:
-    assert await bench.engine.get("nobody") is None
+    assert await bench.engine.queries.get("nobody") is None
 
 
 async def test_the_end_of_a_lease_is_shown_by_the_wall_clock(bench: Bench) -> None:
     await bench.taken("a", claim_timeout=10)
     bench.clock.wall += 100
     await bench.taken("b", claim_timeout=10)  # a write, which notes the jump
-    for info in [await bench.info("a"), (await bench.engine.list_tasks(limit=1)).tasks[0]]:
+    for info in [await bench.info("a"), (await bench.engine.queries.list_tasks(limit=1)).tasks[0]]:
         assert info.lease_until is not None
         assert info.lease_until.timestamp() == pytest.approx(bench.clock.wall + 10)
 
@@ -343,22 +343,22 @@ async def test_a_listing_that_finds_little_lets_other_reads_in_between(
     await bench.put(*[f"t{n}" for n in range(100)])
     order: list[str] = []
     begun = asyncio.Event()
-    read = bench.engine._read
+    read = bench.engine._readers.read
 
     async def noted(look: Any) -> Any:
         order.append("read")
         begun.set()
         return await read(look)
 
-    monkeypatch.setattr(bench.engine, "_read", noted)
+    monkeypatch.setattr(bench.engine._readers, "read", noted)
 
     async def list_nothing() -> None:
-        assert (await bench.engine.list_tasks(collection="none")).tasks == []
+        assert (await bench.engine.queries.list_tasks(collection="none")).tasks == []
         order.append("listed")
 
     listing = asyncio.create_task(list_nothing())
     await begun.wait()
-    assert await bench.engine.get("t0") is not None
+    assert await bench.engine.queries.get("t0") is not None
     order.append("got")
     await listing
     assert order.count("read") > 10
@@ -372,7 +372,7 @@ async def test_a_listing_goes_on_where_it_ended(bench: Bench) -> None:
     found: list[str] = []
     cursor = None
     for _ in range(3):
-        page = await bench.engine.list_tasks(cursor=cursor, limit=2)
+        page = await bench.engine.queries.list_tasks(cursor=cursor, limit=2)
         found += [info.id for info in page.tasks]
         cursor = page.cursor
     assert found == ids
@@ -382,7 +382,7 @@ async def test_a_listing_goes_on_where_it_ended(bench: Bench) -> None:
 @pytest.mark.usefixtures("steps")
 async def test_a_listing_that_ends_with_the_page_has_no_cursor(bench: Bench) -> None:
     await bench.put("a", "b")
-    assert (await bench.engine.list_tasks(limit=2)).cursor is None
+    assert (await bench.engine.queries.list_tasks(limit=2)).cursor is None
 
 
 @pytest.mark.usefixtures("steps")
@@ -400,7 +400,7 @@ async def test_a_listing_matches_all_that_is_given(bench: Bench) -> None:
         ({"worker": "nobody"}, []),
     ]
     for wanted, ids in cases:
-        assert [info.id for info in (await bench.engine.list_tasks(**wanted)).tasks] == ids, wanted
+        assert [info.id for info in (await bench.engine.queries.list_tasks(**wanted)).tasks] == ids, wanted
 
 
 @pytest.mark.usefixtures("steps")
@@ -411,7 +411,7 @@ async def test_a_page_of_big_tasks_is_shorter(bench: Bench) -> None:
     cursor = None
     sizes: list[int] = []
     while cursor is not None or not sizes:
-        page = await bench.engine.list_tasks(cursor=cursor)
+        page = await bench.engine.queries.list_tasks(cursor=cursor)
         sizes.append(len(page.tasks))
         found += [info.id for info in page.tasks]
         cursor = page.cursor
@@ -427,8 +427,8 @@ async def test_text_that_looks_like_sql_is_text(bench: Bench, text: str) -> None
     assert [answer.created for answer in await bench.engine.schedule([new])] == [False]
     cases: list[dict[str, Any]] = [{"kind": text}, {"collection": text}, {"kind": text, "collection": text}]
     for wanted in cases:
-        assert [info.id for info in (await bench.engine.list_tasks(**wanted)).tasks] == [text]
-    assert (await bench.engine.list_tasks(worker=text)).tasks == []
+        assert [info.id for info in (await bench.engine.queries.list_tasks(**wanted)).tasks] == [text]
+    assert (await bench.engine.queries.list_tasks(worker=text)).tasks == []
     task = await bench.take(kinds=(text,))
     assert (task.id, task.kind) == (text, text)
     assert await bench.ids() == ["other"]
@@ -437,7 +437,7 @@ async def test_text_that_looks_like_sql_is_text(bench: Bench, text: str) -> None
 @pytest.mark.parametrize("cursor", ["", "x", "-1", "1e3", "9" * 100, "²"])
 async def test_a_cursor_that_no_page_gave_is_refused(bench: Bench, cursor: str) -> None:
     with pytest.raises(Refused) as refused:
-        await bench.engine.list_tasks(cursor=cursor)
+        await bench.engine.queries.list_tasks(cursor=cursor)
     assert refused.value.errors[0]["field"] == "cursor"
 
 
@@ -452,7 +452,7 @@ async def test_the_history_shows_the_latest_runs(bench: Bench) -> None:
 async def test_stats_count_by_kind_and_status(bench: Bench) -> None:
     await bench.put("a", "b")
     await bench.taken("c", kind="other")
-    stats = await bench.engine.stats()
+    stats = await bench.engine.queries.stats()
     assert stats == Stats(kinds={"k": {"new": 2}, "other": {"claimed": 1}}, unmet={"k": [{}]})  # nobody claims k
 
 

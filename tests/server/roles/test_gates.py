@@ -24,13 +24,13 @@ pytestmark = pytest.mark.anyio
 
 async def close(bench: Bench, scope: str = "kind", name: str = "k", *, mode: str = "pause", **more: Any) -> GateInfo:
     fields = {"until": None, "duration": None, "reason": None, "by": "ada"} | more
-    info = await bench.engine.set_gate(GateChange(scope, name, mode, **fields))
+    info = await bench.engine.operations.set_gate(GateChange(scope, name, mode, **fields))
     assert info is not None
     return info
 
 
 async def reopen(bench: Bench, scope: str = "kind", name: str = "k") -> None:
-    assert await bench.engine.set_gate(GateChange(scope, name, "open", None, None, None, "bob")) is None
+    assert await bench.engine.operations.set_gate(GateChange(scope, name, "open", None, None, None, "bob")) is None
 
 
 async def parked(bench: Bench) -> None:
@@ -52,12 +52,12 @@ async def test_a_gate_is_listed_until_it_is_opened(bench: Bench) -> None:
     assert of_collection == GateInfo(
         collection="c", mode="drop", reason="unpaid", changed_at=now(bench), changed_by="ada"
     )
-    assert await bench.engine.gates() == [of_kind, of_collection]
+    assert await bench.engine.queries.gates() == [of_kind, of_collection]
     await bench.restart()
-    assert await bench.engine.gates() == [of_kind, of_collection]
+    assert await bench.engine.queries.gates() == [of_kind, of_collection]
     for _ in range(2):
         await reopen(bench)
-    assert await bench.engine.gates() == [of_collection]
+    assert await bench.engine.queries.gates() == [of_collection]
 
 
 async def test_a_paused_kind_is_not_claimed_and_spends_no_attempt(bench: Bench) -> None:
@@ -107,8 +107,8 @@ async def test_a_gate_opens_by_itself_and_wakes_waiting_claims(bench: Bench, sco
     assert not waiting.done()
     await bench.later(1)
     assert [task.id for task in (await waiting).tasks] == ["a"]
-    assert await bench.engine.gates() == []
-    assert bench.engine.gates_here == []
+    assert await bench.engine.queries.gates() == []
+    assert bench.engine.queries.gates_here == []
 
 
 async def test_paused_lanes_are_not_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ async def test_a_gate_is_an_event_and_a_line_of_the_log(bench: Bench, caplog: py
 async def test_a_gate_until_an_instant_that_has_passed_stops_nothing(bench: Bench) -> None:
     for until in (now(bench), datetime.min.replace(tzinfo=UTC)):
         await close(bench, until=until)
-        assert await bench.engine.gates() == []
+        assert await bench.engine.queries.gates() == []
         assert await bench.ids() == []
     await bench.put("a")
     assert await bench.ids() == ["a"]
@@ -180,7 +180,7 @@ async def test_a_task_says_behind_which_gate_it_waits(bench: Bench) -> None:
     assert await bench.ids() == ["b"]
     info = await bench.info("a")
     assert (info.gate, info.at, info.status, info.attempt) == (gate, due_at, Status.NEW, 0)
-    (listed, _) = (await bench.engine.list_tasks()).tasks
+    (listed, _) = (await bench.engine.queries.list_tasks()).tasks
     assert (listed.gate, listed.at) == (gate, due_at)
     assert (await bench.info("b")).gate is None
     await bench.later(60)
@@ -189,8 +189,8 @@ async def test_a_task_says_behind_which_gate_it_waits(bench: Bench) -> None:
 
 async def test_a_damaged_gate_has_no_effect(tmp_path: Path) -> None:
     async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
-        await engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
-        await engine.set_gate(GateChange("kind", "other", "pause", None, None, None, None))
+        await engine.operations.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+        await engine.operations.set_gate(GateChange("kind", "other", "pause", None, None, None, None))
     with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
         connection.execute("UPDATE gate SET until = 'x' WHERE name = 'k'")
     async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
@@ -213,7 +213,7 @@ async def test_due_tasks_of_a_dropped_kind_end_as_cancelled(bench: Bench, monkey
     await bench.later(1)
     info = await bench.info("b")
     assert (info.status, info.reason) == (Status.CANCELLED, "dropped: bad release (the kind 'k' is closed by ada)")
-    assert (await bench.engine.stats()).kinds == {"k": {"claimed": 1, "new": 1, "cancelled": 3}}
+    assert (await bench.engine.queries.stats()).kinds == {"k": {"claimed": 1, "new": 1, "cancelled": 3}}
     assert bench.engine.commit.tally.total("dropped") == 3
     await bench.settle(held, "release")
     await bench.later(1)
@@ -238,7 +238,7 @@ async def test_parked_tasks_end_when_their_collection_is_dropped(bench: Bench) -
     assert await bench.ids() == []
     await close(bench, "collection", "c", mode="drop")
     await bench.later(1)
-    assert (await bench.engine.stats()).kinds == {"k": {"cancelled": 2}}
+    assert (await bench.engine.queries.stats()).kinds == {"k": {"cancelled": 2}}
 
 
 # Parked
@@ -293,7 +293,7 @@ async def test_a_collection_can_be_paused_again_before_all_its_tasks_are_back(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gates, "STEP", 3)
-    monkeypatch.setattr("leasekit.server.engine._KEEP_MOST", 0)
+    monkeypatch.setattr("leasekit.server.consumers_work._KEEP_MOST", 0)
     ids = [f"a{n}" for n in range(10)]
     await bench.put(*ids, collection="c")
     await close(bench, "collection", "c")
@@ -302,6 +302,6 @@ async def test_a_collection_can_be_paused_again_before_all_its_tasks_are_back(
     await close(bench, "collection", "c")
     assert await bench.ids() == []
     await reopen(bench, "collection", "c")
-    monkeypatch.setattr("leasekit.server.engine._KEEP_MOST", 30)
+    monkeypatch.setattr("leasekit.server.consumers_work._KEEP_MOST", 30)
     await bench.later(0)
     assert await bench.ids() == ids

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 async def limit(bench: Bench, most: int | None = 1, **settings: Any) -> None:
     given = settings if most is None else {"key_concurrency": most, **settings}
-    await bench.engine.set_kind("k", KindSettings(**given), by="ada")
+    await bench.engine.operations.set_kind("k", KindSettings(**given), by="ada")
 
 
 async def put(bench: Bench, *ids: str, **options: Any) -> None:
@@ -176,7 +176,7 @@ async def test_a_kind_that_is_dropped_ends_the_tasks_of_full_keys_too(bench: Ben
     await put(bench, "a1", "a2", "a3")
     await bench.ids()
     await bench.ids()
-    await bench.engine.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
     await bench.later(1)
     assert [await bench.status(task_id) for task_id in ("a1", "a2", "a3")] == ["claimed", "cancelled", "cancelled"]
 
@@ -282,10 +282,10 @@ async def test_the_tasks_of_keys_without_a_token_are_counted_as_due(bench: Bench
     await bench.ids()
     assert bench.engine.commit.tally.kinds["k"].events["limited", "key_rate"] == 1
     bench.clock.advance(7)
-    backlog = (await bench.engine.backlogs({"k": 2}))["k"]
+    backlog = (await bench.engine.queries.backlogs({"k": 2}))["k"]
     assert (backlog.due, backlog.later, backlog.keys, round(backlog.age)) == (2, 0, 1, 7)
     bench.clock.advance(7)
-    assert (await bench.engine.backlogs({"k": 2}))["k"].keys == 1
+    assert (await bench.engine.queries.backlogs({"k": 2}))["k"].keys == 1
 
 
 async def test_full_token_buckets_of_keys_are_removed(bench: Bench) -> None:
@@ -325,7 +325,7 @@ async def test_the_tasks_of_full_keys_are_counted_as_due(bench: Bench) -> None:
     await bench.ids()
     await bench.ids()
     bench.clock.advance(7)
-    backlog = (await bench.engine.backlogs({"k": 2}))["k"]
+    backlog = (await bench.engine.queries.backlogs({"k": 2}))["k"]
     assert (backlog.due, backlog.later, backlog.keys, round(backlog.age)) == (2, 0, 1, 7)
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def put(bench: Bench, settings: KindSettings | None, *, kind: str = "k") -> KindInfo | None:
-    return await bench.engine.set_kind(kind, settings, by="operator")
+    return await bench.engine.operations.set_kind(kind, settings, by="operator")
 
 
 async def test_settings_are_kept_with_when_and_by_whom_they_were_changed(bench: Bench) -> None:
@@ -27,9 +27,9 @@ async def test_settings_are_kept_with_when_and_by_whom_they_were_changed(bench: 
     info = await put(bench, settings)
     at = datetime.fromtimestamp(bench.clock.wall, UTC)
     assert info == KindInfo(kind="k", settings=settings, changed_at=at, changed_by="operator")
-    assert await bench.engine.kinds() == [info]
+    assert await bench.engine.queries.kinds() == [info]
     await bench.restart()
-    assert await bench.engine.kinds() == [info]
+    assert await bench.engine.queries.kinds() == [info]
 
 
 async def test_a_task_takes_from_its_kind_what_it_does_not_say(bench: Bench) -> None:
@@ -146,6 +146,6 @@ async def test_what_is_remembered_goes_when_the_store_fails(bench: Bench, monkey
 async def test_a_task_of_a_kind_without_settings_has_the_defaults() -> None:
     async with Engine(MemoryStore()) as engine:
         await engine.schedule([NewTask(kind="k", id="a")])
-        info = await engine.get("a")
+        info = await engine.queries.get("a")
     assert info is not None
     assert info.priority == DEFAULTS.priority

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def limit(bench: Bench, kind: str = "k", **settings: Any) -> None:
-    await bench.engine.set_kind(kind, KindSettings(**settings) if settings else None, by="ada")
+    await bench.engine.operations.set_kind(kind, KindSettings(**settings) if settings else None, by="ada")
 
 
 async def parked(bench: Bench, *kinds: str) -> None:
@@ -191,7 +191,7 @@ async def test_no_more_tasks_start_than_the_burst_and_what_has_come_since(bench:
     assert await bench.ids() == []
     bench.clock.advance(100)
     assert len(await bench.ids()) == 3
-    assert {task.attempt for task in (await bench.engine.list_tasks()).tasks} == {0, 1}
+    assert {task.attempt for task in (await bench.engine.queries.list_tasks()).tasks} == {0, 1}
 
 
 async def test_without_a_burst_the_tasks_of_a_second_start_at_once(bench: Bench) -> None:

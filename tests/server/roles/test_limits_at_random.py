@@ -72,14 +72,14 @@ class World:
 
     async def change(self) -> None:
         self.concurrency = self.random.randint(1, 4)
-        await self.node.set_kind("k", self.settings, by=None)
+        await self.node.operations.set_kind("k", self.settings, by=None)
 
     @property
     def settings(self) -> KindSettings:
         return KindSettings(concurrency=self.concurrency, rate=2.0, burst=4)
 
     async def check(self) -> None:
-        counts = (await self.bench.engine.stats()).kinds.get("k", {})
+        counts = (await self.bench.engine.queries.stats()).kinds.get("k", {})
         running = counts.get("claimed", 0) + counts.get("processing", 0)
         assert running <= max(self.concurrency, self.most)
         self.most = running
@@ -100,7 +100,7 @@ async def other(bench: Bench, request: pytest.FixtureRequest) -> AsyncIterator[E
 async def test_limits_hold_in_every_state_and_leave_no_task(bench: Bench, other: Engine | None, seed: int) -> None:
     random = Random(seed)
     world = World(bench, other, random)
-    await bench.engine.set_kind("k", world.settings, by=None)
+    await bench.engine.operations.set_kind("k", world.settings, by=None)
     options: dict[str, Any] = {
         "claim_timeout": TTL,
         "heartbeat_timeout": TTL,
@@ -128,5 +128,5 @@ async def test_limits_hold_in_every_state_and_leave_no_task(bench: Bench, other:
 
 
 async def left(bench: Bench) -> int:
-    counts = (await bench.engine.stats()).kinds["k"]
+    counts = (await bench.engine.queries.stats()).kinds["k"]
     return sum(count for status, count in counts.items() if not Status(status).ended)

@@ -32,7 +32,7 @@ def item(**options: Any) -> PeriodicTaskItem:
 
 
 async def put(bench: Bench, name: str = "p", *, is_declared: bool = False, **options: Any) -> PeriodicInfo:
-    info = await bench.engine.change_periodic(Put(name, item(**options), "ada", is_declared))
+    info = await bench.engine.operations.change_periodic(Put(name, item(**options), "ada", is_declared))
     assert isinstance(info, PeriodicInfo)
     return info
 
@@ -42,13 +42,13 @@ async def declared(bench: Bench, **options: Any) -> PeriodicInfo:
 
 
 async def pause(bench: Bench, *, is_paused: bool = True) -> PeriodicInfo:
-    info = await bench.engine.change_periodic(Pause("p", is_paused, "bob"))
+    info = await bench.engine.operations.change_periodic(Pause("p", is_paused, "bob"))
     assert isinstance(info, PeriodicInfo)
     return info
 
 
 async def shown(bench: Bench, name: str = "p", count: int = 1) -> PeriodicInfo:
-    info = await bench.engine.periodic(name, count=count)
+    info = await bench.engine.queries.periodic(name, count=count)
     assert info is not None
     return info
 
@@ -60,7 +60,7 @@ async def fates(bench: Bench, name: str = "p") -> list[tuple[int, str]]:
 
 
 async def listed(bench: Bench) -> list[str]:
-    return [task.id for task in (await bench.engine.list_tasks(limit=1000)).tasks]
+    return [task.id for task in (await bench.engine.queries.list_tasks(limit=1000)).tasks]
 
 
 def hour(number: int, name: str = "p") -> str:
@@ -124,13 +124,13 @@ async def test_jitter_delays_a_firing_and_leaves_its_id(bench: Bench) -> None:
 
 
 async def test_a_firing_takes_the_settings_of_its_kind_and_waits_behind_its_gate(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(priority=4), by=None)
-    await bench.engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+    await bench.engine.operations.set_kind("k", KindSettings(priority=4), by=None)
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
     await put(bench)
     await until(bench, 0)
     assert await bench.ids() == []
     assert (await bench.info(hour(0))).priority == 4
-    await bench.engine.set_gate(GateChange("kind", "k", "open", None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "open", None, None, None, None))
     assert await bench.ids() == [hour(0)]
 
 
@@ -175,7 +175,7 @@ async def test_the_task_of_a_firing_has_what_is_left_of_its_start_deadline(bench
     (fired,) = (await shown(bench)).firings
     assert fired.id is not None
     assert (await bench.info(fired.id)).start_by == fired.at + timedelta(seconds=100)
-    asked = await bench.engine.change_periodic(Trigger("p", fired.at.timestamp() + 1, "bob"))
+    asked = await bench.engine.operations.change_periodic(Trigger("p", fired.at.timestamp() + 1, "bob"))
     assert isinstance(asked, Scheduled)
     assert (await bench.info(asked.id)).start_by is None
 
@@ -414,7 +414,7 @@ async def test_one_that_is_triggered_fires_at_once_beside_its_rule(bench: Bench)
     await put(bench)
     await pause(bench)
     bench.clock.advance(0.25)
-    answer = await bench.engine.change_periodic(Trigger("p", None, None))
+    answer = await bench.engine.operations.change_periodic(Trigger("p", None, None))
     assert answer == Scheduled(id="p@1970-01-12T13:46:40.250Z", created=True, status=Status.NEW)
     await bench.settle(await bench.take())
     (note,) = (await shown(bench)).firings
@@ -427,7 +427,7 @@ async def test_one_that_is_triggered_fires_at_once_beside_its_rule(bench: Bench)
 async def test_a_trigger_that_is_repeated_makes_one_task(bench: Bench) -> None:
     await put(bench)
     for created in (True, False):
-        answer = await bench.engine.change_periodic(Trigger("p", START - 7200.0, None))
+        answer = await bench.engine.operations.change_periodic(Trigger("p", START - 7200.0, None))
         assert isinstance(answer, Scheduled)
         assert (answer.id, answer.created) == (hour(-2), created)
     assert await fates(bench) == [(-2, "triggered")]
@@ -437,8 +437,8 @@ async def test_one_that_is_removed_fires_no_more_and_its_tasks_stay(bench: Bench
     await put(bench)
     await until(bench, 0)
     for _ in range(2):
-        assert await bench.engine.change_periodic(Remove("p", None)) is None
-    assert await bench.engine.periodic("p") is None
+        assert await bench.engine.operations.change_periodic(Remove("p", None)) is None
+    assert await bench.engine.queries.periodic("p") is None
     await until(bench, 2)
     assert await listed(bench) == [hour(0)]
     await put(bench)
@@ -448,7 +448,7 @@ async def test_one_that_is_removed_fires_no_more_and_its_tasks_stay(bench: Bench
 
 @pytest.mark.parametrize("change", [Pause("p", True, None), Trigger("p", None, None), Remove("p", None)])  # noqa: FBT003
 async def test_one_that_does_not_exist_cannot_be_changed(bench: Bench, change: Any) -> None:
-    assert await bench.engine.change_periodic(change) is None
+    assert await bench.engine.operations.change_periodic(change) is None
 
 
 @pytest.mark.parametrize(
@@ -457,15 +457,15 @@ async def test_one_that_does_not_exist_cannot_be_changed(bench: Bench, change: A
 async def test_one_that_would_never_fire_is_refused(bench: Bench, options: dict[str, Any]) -> None:
     with pytest.raises(Refused):
         await put(bench, **options)
-    assert await bench.engine.periodics() == []
+    assert await bench.engine.queries.periodics() == []
 
 
 async def test_they_are_listed_by_name_in_pages(bench: Bench) -> None:
     for name in ("b", "a", "d", "c"):
         await put(bench, name)
-    names = [info.name for info in await bench.engine.periodics(limit=3)]
+    names = [info.name for info in await bench.engine.queries.periodics(limit=3)]
     assert names == ["a", "b", "c"]
-    assert [info.name for info in await bench.engine.periodics(after="c", limit=3)] == ["d"]
+    assert [info.name for info in await bench.engine.queries.periodics(after="c", limit=3)] == ["d"]
 
 
 # Damage ---------------------------------------------------------------------------------------------------------
@@ -490,9 +490,9 @@ async def test_one_that_cannot_be_judged_is_noted_keeps_no_other_from_firing_and
         info = await shown(bench, "b")
         assert [note.outcome for note in info.firings] == ["failed"]
         assert "tz is no time zone that the service knows" in str(info.firings[0].reason)
-        assert [info.name for info in await bench.engine.periodics()] == ["b", "p"]
+        assert [info.name for info in await bench.engine.queries.periodics()] == ["b", "p"]
         with pytest.raises(Refused, match=r"the periodic task 'a' is damaged: set it again"):
-            await bench.engine.periodic("a")
+            await bench.engine.queries.periodic("a")
         await put(bench, "a")
         await until(bench, 1)
         assert await listed(bench) == [hour(0), hour(1, "a")]
@@ -508,7 +508,7 @@ async def test_firings_and_changes_are_events_and_firings_are_counted(bench: Ben
     await until(bench, 0)
     await until(bench, 1)
     await pause(bench)
-    await bench.engine.change_periodic(Remove("p", None))
+    await bench.engine.operations.change_periodic(Remove("p", None))
     heard = b""
     while heard.count(b'"periodic_changed"') < 3:
         heard += await anext(events)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def reschedule(bench: Bench, task_id: str, **wanted: Any) -> Answer:
-    return await bench.engine.reschedule(task_id, RescheduleRequest(**wanted), by="ada")
+    return await bench.engine.operations.reschedule(task_id, RescheduleRequest(**wanted), by="ada")
 
 
 async def refusal(bench: Bench, task_id: str) -> str:
@@ -28,11 +28,11 @@ async def refusal(bench: Bench, task_id: str) -> str:
 
 
 async def close(bench: Bench, collection: str, mode: Any = "pause") -> None:
-    await bench.engine.set_gate(gates.Gated.collection(collection).closed(GateRequest(mode=mode), "w"))
+    await bench.engine.operations.set_gate(gates.Gated.collection(collection).closed(GateRequest(mode=mode), "w"))
 
 
 async def open_(bench: Bench, collection: str) -> None:
-    await bench.engine.set_gate(gates.Gated.collection(collection).opened("w"))
+    await bench.engine.operations.set_gate(gates.Gated.collection(collection).opened("w"))
 
 
 async def test_a_task_of_later_can_be_due_now(bench: Bench) -> None:
@@ -77,7 +77,7 @@ async def test_a_retry_that_waits_can_be_due_now_and_keeps_its_attempts_and_its_
     await reschedule(bench, "a", delay=0)
     info = await bench.info("a")
     assert (info.status, info.attempt, plain(info.error)["type"]) == ("retriable_failure", 1, "OSError")
-    assert (await bench.engine.list_tasks(error_type="OSError")).tasks[0].id == "a"
+    assert (await bench.engine.queries.list_tasks(error_type="OSError")).tasks[0].id == "a"
     assert (await bench.take()).attempt == 2
 
 
@@ -102,7 +102,7 @@ async def test_a_task_with_a_key_is_put_off_and_is_due_in_its_queue(bench: Bench
 
 
 async def test_a_key_at_its_limit_holds_for_a_task_that_is_due_now(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(key_concurrency=1), by=None)
+    await bench.engine.operations.set_kind("k", KindSettings(key_concurrency=1), by=None)
     await bench.put("a", "b", key="tenant")
     running = await bench.take()
     assert await bench.ids() == []  # by now the key has left its lane
@@ -212,7 +212,7 @@ async def test_a_redrive_after_a_late_result_has_a_fence_of_its_own(bench: Bench
     bench.clock.advance(301)
     await reschedule(bench, "a", delay=60)
     await bench.settle(task, "fatal")
-    (verdict,) = (await bench.engine.redrive(RedriveRequest(ids=["a"]))).tasks
+    (verdict,) = (await bench.engine.operations.redrive(RedriveRequest(ids=["a"]))).tasks
     assert verdict.verdict == "redriven"
     assert [entry.fence for entry in (await bench.info("a")).history] == [1, 2, 3]
 

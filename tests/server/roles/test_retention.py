@@ -28,9 +28,9 @@ async def ended(bench: Bench, *ids: str, **options: Any) -> None:
 
 
 async def purge_all(bench: Bench, **options: Any) -> list[dict[str, dict[str, int]]]:
-    steps = [await bench.engine.purge(PurgeRequest(**options))]
+    steps = [await bench.engine.operations.purge(PurgeRequest(**options))]
     while steps[-1].cursor is not None:
-        steps.append(await bench.engine.purge(PurgeRequest(**options, cursor=steps[-1].cursor)))
+        steps.append(await bench.engine.operations.purge(PurgeRequest(**options, cursor=steps[-1].cursor)))
     return [step.kinds for step in steps]
 
 
@@ -43,11 +43,11 @@ async def test_retention_counts_from_the_end_of_a_task(bench: Bench) -> None:
 
     await bench.engine.sweeper.sweep()
 
-    assert await bench.engine.get("early") is None
+    assert await bench.engine.queries.get("early") is None
     assert await bench.status("long") == "success"
     await bench.later(RETENTION + 1)
     await bench.engine.sweeper.sweep()
-    assert await bench.engine.get("long") is None
+    assert await bench.engine.queries.get("long") is None
 
 
 @pytest.mark.anyio
@@ -88,7 +88,7 @@ async def test_a_restart_keeps_the_age_of_ended_tasks(bench: Bench) -> None:
     assert await bench.status("a") == "cancelled"
     await bench.later(RETENTION / 2 + 1)
     await bench.engine.sweeper.sweep()
-    assert await bench.engine.get("a") is None
+    assert await bench.engine.queries.get("a") is None
 
 
 @pytest.mark.anyio
@@ -96,9 +96,9 @@ async def test_a_dry_run_counts_and_removes_nothing(bench: Bench) -> None:
     await ended(bench, "a", "b")
     await bench.settle(await bench.taken("c", kind="other"))
     for _ in range(2):
-        counted = await bench.engine.purge(PurgeRequest(dry_run=True))
+        counted = await bench.engine.operations.purge(PurgeRequest(dry_run=True))
         assert counted.kinds == {"k": {"cancelled": 2}, "other": {"success": 1}}
-    assert (await bench.engine.purge(PurgeRequest(dry_run=True, older_than=5))).kinds == {}
+    assert (await bench.engine.operations.purge(PurgeRequest(dry_run=True, older_than=5))).kinds == {}
 
 
 @pytest.mark.anyio
@@ -113,7 +113,7 @@ async def test_a_name_that_nobody_asks_for_is_forgotten_and_its_fences_go_on(ben
     await bench.later(2)
     bench.engine.sweeper._names_at = 0.0  # an hour has passed
     await bench.engine.sweeper.sweep()
-    assert await bench.engine.get(name) is None
+    assert await bench.engine.queries.get(name) is None
     assert await bench.status("old") == "new"
     assert (await bench.taken(name, kind=name)).fence > first.fence
 
@@ -192,12 +192,14 @@ def test_a_task_that_lives_again_before_its_step_is_kept(make_store: Callable[[]
 
 
 async def keep(bench: Bench, kind: str, retention: float | None) -> None:
-    await bench.engine.set_kind(kind, None if retention is None else KindSettings(retention=retention), by=None)
+    await bench.engine.operations.set_kind(
+        kind, None if retention is None else KindSettings(retention=retention), by=None
+    )
 
 
 async def left(bench: Bench, *ids: str) -> list[str]:
     await bench.engine.sweeper.sweep()
-    return [task_id for task_id in ids if await bench.engine.get(task_id) is not None]
+    return [task_id for task_id in ids if await bench.engine.queries.get(task_id) is not None]
 
 
 @pytest.mark.anyio
@@ -246,13 +248,15 @@ async def test_a_retention_that_is_raised_while_tasks_are_removed_keeps_all_that
     commit = bench.engine.sweeper._commit
 
     async def raise_it_after_the_first(rank: Any, request: Any, size: int) -> Any:
-        if rank is PURGE and (await bench.engine.stats()).kinds["k"]["cancelled"] < 35:
+        if rank is PURGE and (await bench.engine.queries.stats()).kinds["k"]["cancelled"] < 35:
             await keep(bench, "k", 3600.0)
         return await commit(rank, request, size)
 
     monkeypatch.setattr(bench.engine.sweeper, "_commit", raise_it_after_the_first)
     await bench.engine.sweeper.sweep()
-    assert (await bench.engine.stats()).kinds == {"k": {"cancelled": 25}}  # and none of the others is passed over
+    assert (await bench.engine.queries.stats()).kinds == {
+        "k": {"cancelled": 25}
+    }  # and none of the others is passed over
 
 
 @pytest.mark.anyio
@@ -350,7 +354,7 @@ def test_a_search_in_parts_finds_what_is_old_and_nothing_else(seed: int, monkeyp
 async def test_old_tasks_are_removed_after_a_gate_was_changed(bench: Bench) -> None:
     await bench.put("a")
     await bench.settle(await bench.take())
-    await bench.engine.set_gate(GateChange("kind", "other", "pause", None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange("kind", "other", "pause", None, None, None, None))
     await bench.later(31 * 86400.0)
     await bench.engine.sweeper.sweep()
-    assert await bench.engine.get("a") is None
+    assert await bench.engine.queries.get("a") is None

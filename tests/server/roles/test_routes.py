@@ -53,11 +53,11 @@ async def test_a_task_that_comes_again_requires_the_same(bench: Bench) -> None:
     await bench.settle(await bench.take(labels=GPU), "retry")
     assert await bench.status("a") == "dead"
     await bench.restart()
-    await bench.engine.redrive(RedriveRequest(ids=["a"]))
+    await bench.engine.operations.redrive(RedriveRequest(ids=["a"]))
     assert await bench.ids() == []
     task = await bench.take(labels=GPU)
     await bench.settle(task, "release")
-    await bench.engine.reschedule("a", RescheduleRequest(delay=0.0, priority=0), by=None)
+    await bench.engine.operations.reschedule("a", RescheduleRequest(delay=0.0, priority=0), by=None)
     assert await bench.ids() == []
     assert await bench.ids(labels=GPU) == ["a"]
 
@@ -98,7 +98,7 @@ async def test_claims_of_one_transaction_get_what_fits_each(bench: Bench) -> Non
 
 
 async def test_keys_take_turns_and_have_limits_in_all_routes_together(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(key_concurrency=1), by=None)
+    await bench.engine.operations.set_kind("k", KindSettings(key_concurrency=1), by=None)
     for n in range(2):
         await bench.put(f"a{n}", requires=GPU, key="a")
         await bench.put(f"b{n}", requires=GPU, key="b")
@@ -110,7 +110,7 @@ async def test_keys_take_turns_and_have_limits_in_all_routes_together(bench: Ben
 
 
 async def test_the_end_of_a_run_frees_its_key_in_the_other_routes(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(key_concurrency=1), by=None)
+    await bench.engine.operations.set_kind("k", KindSettings(key_concurrency=1), by=None)
     await bench.put("first", key="a")
     task = await bench.take()
     await bench.put("second", requires=GPU, key="a")
@@ -120,7 +120,7 @@ async def test_the_end_of_a_run_frees_its_key_in_the_other_routes(bench: Bench) 
 
 
 async def test_a_limit_of_the_kind_counts_all_routes(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(concurrency=1), by=None)
+    await bench.engine.operations.set_kind("k", KindSettings(concurrency=1), by=None)
     await bench.put("a", requires=GPU)
     await bench.put("b")
     task = await bench.take(labels=GPU)
@@ -132,9 +132,9 @@ async def test_a_limit_of_the_kind_counts_all_routes(bench: Bench) -> None:
 
 async def test_a_closed_kind_is_closed_in_all_routes(bench: Bench) -> None:
     await bench.put("a", requires=GPU)
-    await bench.engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
     assert await bench.ids(labels=GPU) == []
-    await bench.engine.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
     await bench.engine.tick()
     assert await bench.status("a") == "cancelled"
 
@@ -155,16 +155,16 @@ async def test_what_no_known_worker_can_have_is_listed(bench: Bench) -> None:
     await bench.put("c", kind="l")
     await bench.put("later", requires={"gpu": "t4"}, delay=5.0)
     await bench.put("name", kind="once:n")
-    assert (await bench.engine.stats()).unmet == {"k": [GPU | EU, EU], "l": [{}]}
+    assert (await bench.engine.queries.stats()).unmet == {"k": [GPU | EU, EU], "l": [{}]}
     await bench.claim(kinds=("k",), labels={"gpu": "t4", "zone": "eu"}, limit=1)
     await bench.claim(worker="other", kinds=("l",))
-    assert (await bench.engine.stats()).unmet == {"k": [GPU | EU]}
+    assert (await bench.engine.queries.stats()).unmet == {"k": [GPU | EU]}
     await bench.claim(worker="another", labels=GPU)
-    assert (await bench.engine.stats()).unmet == {"k": [GPU | EU]}
+    assert (await bench.engine.queries.stats()).unmet == {"k": [GPU | EU]}
     await bench.later(5)
-    assert (await bench.engine.stats()).unmet == {"k": [GPU | EU]}  # the worker with gpu=t4 claimed lately
+    assert (await bench.engine.queries.stats()).unmet == {"k": [GPU | EU]}  # the worker with gpu=t4 claimed lately
     await bench.later(700)  # no worker has called since, and the leases have expired
-    assert (await bench.engine.stats()).unmet == {"k": [GPU | EU, {"gpu": "t4"}, EU], "l": [{}]}
+    assert (await bench.engine.queries.stats()).unmet == {"k": [GPU | EU, {"gpu": "t4"}, EU], "l": [{}]}
 
 
 async def test_a_ticket_entitles_to_no_task_that_the_labels_do_not_fit(bench: Bench) -> None:

@@ -299,14 +299,14 @@ async def test_a_kind_that_is_dropped_ends_its_tasks_with_keys(bench: Bench) -> 
 async def test_a_task_that_is_redriven_keeps_its_key(bench: Bench) -> None:
     for task_id, key in (("a", "x"), ("b", "x"), ("c", "y")):
         await bench.settle(await bench.taken(task_id, key=key), "fatal")
-    await bench.engine.redrive(RedriveRequest(ids=["a", "b", "c"]))
+    await bench.engine.operations.redrive(RedriveRequest(ids=["a", "b", "c"]))
     assert sorted(await bench.ids(limit=2)) == ["a", "c"]
 
 
 @pytest.mark.anyio
 async def test_a_task_that_is_removed_leaves_no_row(bench: Bench, make_store: Callable[[], Store]) -> None:
     await bench.settle(await bench.taken("a", key="x"))
-    await bench.engine.purge(PurgeRequest())
+    await bench.engine.operations.purge(PurgeRequest())
     await bench.later(1)
     await bench.later(1)
     await bench.engine.__aexit__(None, None, None)
@@ -319,4 +319,4 @@ async def test_a_task_that_is_removed_leaves_no_row(bench: Bench, make_store: Ca
 
 
 async def gate(bench: Bench, scope: str, name: str, mode: str) -> None:
-    await bench.engine.set_gate(GateChange(scope, name, mode, None, None, None, None))
+    await bench.engine.operations.set_gate(GateChange(scope, name, mode, None, None, None, None))

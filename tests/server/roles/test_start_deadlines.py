@@ -63,14 +63,14 @@ async def test_whatever_a_task_waits_for_it_is_dropped(bench: Bench, waits_for: 
     await bench.taken("first")
     scope, name = ("kind", "k") if waits_for == "kind" else ("collection", "c")
     if waits_for != "another":
-        await bench.engine.set_gate(GateChange(scope, name, "pause", None, None, None, "ada"))
+        await bench.engine.operations.set_gate(GateChange(scope, name, "pause", None, None, None, "ada"))
     after = ["first"] if waits_for == "another" else []
     await bench.put("late", collection="c", after=after, start_deadline=60.0)
     assert await bench.ids() == []  # a claim parks tasks of a closed collection
     await bench.later(60)
     assert await end(bench, "late") == ("dropped", LATE)
     if waits_for != "another":
-        await bench.engine.set_gate(GateChange(scope, name, "open", None, None, None, "ada"))
+        await bench.engine.operations.set_gate(GateChange(scope, name, "open", None, None, None, "ada"))
     await bench.later(1)
     assert await bench.ids() == []
 
@@ -125,7 +125,7 @@ async def test_another_due_time_moves_the_deadline(bench: Bench, how: str) -> No
     options: dict[str, Any] = {"dedupe_key": "key", "debounce": 3600.0, "start_deadline": 60.0}
     await bench.put("a", **options)
     if how == "reschedule":
-        await bench.engine.reschedule("a", RescheduleRequest(delay=100.0), by="ada")
+        await bench.engine.operations.reschedule("a", RescheduleRequest(delay=100.0), by="ada")
     else:
         await bench.put("b", delay=100.0, **options)
     await bench.later(159)
@@ -136,12 +136,12 @@ async def test_another_priority_does_not_move_it(bench: Bench) -> None:
     await bench.put("a", start_deadline=60.0)
     before = (await bench.info("a")).start_by
     bench.clock.advance(30)
-    await bench.engine.reschedule("a", RescheduleRequest(priority=0), by="ada")
+    await bench.engine.operations.reschedule("a", RescheduleRequest(priority=0), by="ada")
     assert (await bench.info("a")).start_by == before
 
 
 async def test_a_kind_can_set_it_and_a_submission_can_undo_that(bench: Bench) -> None:
-    await bench.engine.set_kind("k", KindSettings(start_deadline=60.0), by="ada")
+    await bench.engine.operations.set_kind("k", KindSettings(start_deadline=60.0), by="ada")
     await bench.put("late")
     await bench.put("patient", start_deadline=None)
     await bench.later(60)
@@ -158,7 +158,7 @@ async def test_a_name_has_none(bench: Bench) -> None:
 async def test_a_redriven_task_has_all_the_time(bench: Bench) -> None:
     await bench.put("a", start_deadline=60.0)
     await bench.later(60)
-    await bench.engine.redrive(RedriveRequest(ids=["a"]))
+    await bench.engine.operations.redrive(RedriveRequest(ids=["a"]))
     await bench.later(100)
     assert await bench.ids() == ["a"]
 

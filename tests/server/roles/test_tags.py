@@ -24,7 +24,7 @@ async def found(bench: Bench, *tags: str, newest: bool = False, status: Status |
     ids: list[str] = []
     cursor: str | None = None
     while True:
-        page = await bench.engine.list_tasks(tags=tags, newest=newest, status=status, cursor=cursor, limit=3)
+        page = await bench.engine.queries.list_tasks(tags=tags, newest=newest, status=status, cursor=cursor, limit=3)
         ids += [task.id for task in page.tasks]
         cursor = page.cursor
         if cursor is None:
@@ -64,9 +64,9 @@ async def test_the_rarest_tag_from_here_on_is_looked_at(make_store: Callable[[],
 async def test_tags_go_with_their_task(bench: Bench) -> None:
     await put(bench, 0, 2, "blue")
     await bench.settle(await bench.take())
-    await bench.engine.purge(PurgeRequest())
+    await bench.engine.operations.purge(PurgeRequest())
     assert await found(bench, "blue") == ["t1"]
-    left = await bench.engine._read(lambda view: view.tagged(["blue"], after=0, newest=False, limit=9))
+    left = await bench.engine._readers.read(lambda view: view.tagged(["blue"], after=0, newest=False, limit=9))
     assert len(left.seqs) == 1
     await put(bench, 0, 1, "red")
     assert (await bench.info("t0")).tags == ["red"]
@@ -76,7 +76,7 @@ async def test_a_purge_by_tags_leaves_the_others(bench: Bench) -> None:
     for name, tags in (("blue", ["blue"]), ("plain", [])):
         await bench.put(name, tags=tags)
         await bench.settle(await bench.take())
-    assert (await bench.engine.purge(PurgeRequest(tags=["blue"]))).kinds == {"k": {"success": 1}}
+    assert (await bench.engine.operations.purge(PurgeRequest(tags=["blue"]))).kinds == {"k": {"success": 1}}
     assert (await bench.status("plain")) == "success"
 
 
@@ -99,5 +99,5 @@ async def test_since_and_tags_select_together(bench: Bench) -> None:
     bench.clock.advance(100)
     since = datetime.fromtimestamp(bench.clock.wall, UTC)
     await put(bench, 1, 2, "blue")
-    page = await bench.engine.list_tasks(tags=["blue"], since=since)
+    page = await bench.engine.queries.list_tasks(tags=["blue"], since=since)
     assert [task.id for task in page.tasks] == ["t1"]

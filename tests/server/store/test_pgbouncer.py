@@ -63,7 +63,7 @@ async def test_two_nodes_share_tasks_behind_a_pooler(pooled: str) -> None:
             claimed = await two.claim(worker="w", kinds=["k"], limit=5, wait=0, claim_id=str(turn))
             ends = [Settlement(id=task.id, token=task.token, outcome="success") for task in claimed.tasks]
             assert [verdict.verdict for verdict in await two.results("w", ends)] == ["settled"] * 3
-        assert (await one.stats()).kinds == {"k": {"success": 60}}
+        assert (await one.queries.stats()).kinds == {"k": {"success": 60}}
 
 
 async def test_a_claim_that_waits_is_served_though_no_message_comes_through_a_pooler(pooled: str) -> None:

@@ -61,12 +61,12 @@ def connection(url: str) -> Any:
 
 
 async def found(node: Engine) -> list[str]:
-    return sorted(task.id for task in (await node.list_tasks(limit=1000)).tasks)
+    return sorted(task.id for task in (await node.queries.list_tasks(limit=1000)).tasks)
 
 
 async def appeared(node: Engine, task_id: str) -> TaskInfo:
     async with asyncio.timeout(60):
-        while (info := await node.get(task_id)) is None:  # noqa: ASYNC110 - another task has no event
+        while (info := await node.queries.get(task_id)) is None:  # noqa: ASYNC110 - another task has no event
             await asyncio.sleep(0.01)
     return info
 
@@ -205,7 +205,7 @@ async def test_a_task_that_waits_begins_after_its_delay_counted_from_the_call(ur
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="t", delay=3600), wake=False)
         connection.execute("UPDATE leasekit.inbox SET at = '2026-01-01T00:00:00Z'")
     await nodes[0].tick()
-    info = await nodes[0].get("t")
+    info = await nodes[0].queries.get("t")
     assert info is not None
     assert info.at == datetime(2026, 1, 1, 1, tzinfo=UTC)
 
@@ -271,7 +271,7 @@ async def test_what_other_programs_write_is_taken_in(url: str, nodes: list[Engin
         connection.execute("""INSERT INTO leasekit.inbox (task) VALUES ('{"kind": "k", "payload": {"a": 1}}')""")
     await nodes[0].tick()
     (task_id,) = await found(nodes[0])
-    info = await nodes[0].get(task_id)
+    info = await nodes[0].queries.get(task_id)
     assert info is not None
     assert info.kind == "k"
 
@@ -319,6 +319,6 @@ async def test_a_task_of_a_run_has_it_as_its_parent(url: str, nodes: list[Engine
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="second"), wake=False)
     _lineage.leave(place)
     await nodes[0].tick()
-    info = await nodes[0].get("second")
+    info = await nodes[0].queries.get("second")
     assert info is not None
     assert (info.parent, info.root) == ("first", "first")

@@ -140,7 +140,7 @@ async def test_a_claim_of_one_node_hears_of_a_place_of_a_key_that_is_free_on_ano
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
         for node in (first, second):
             await node.tick()
-        await first.set_kind("k", KindSettings(key_concurrency=1), by=None)
+        await first.operations.set_kind("k", KindSettings(key_concurrency=1), by=None)
         await first.schedule([NewTask(kind="k", id=task_id, key="a") for task_id in ("a1", "a2")])
         (held,) = (await first.claim(worker="w", kinds=["k"], limit=2, wait=0, claim_id="c")).tasks
         waiting = asyncio.create_task(second.claim(worker="w", kinds=["k"], limit=2, wait=20, claim_id="d"))
@@ -153,7 +153,7 @@ async def test_a_claim_of_one_node_hears_of_a_place_of_a_key_that_is_free_on_ano
 @pytest.mark.anyio
 async def test_workers_of_three_nodes_keep_the_limit_of_each_key_and_start_all(nodes: list[Engine], url: str) -> None:
     ids = [f"{key}{number}" for number in range(20) for key in "abc"]
-    await nodes[0].set_kind("k", KindSettings(key_concurrency=2), by=None)
+    await nodes[0].operations.set_kind("k", KindSettings(key_concurrency=2), by=None)
     await nodes[0].schedule([NewTask(kind="k", id=task_id, key=task_id[0]) for task_id in ids])
     done, most = list[str](), Counter[int]()
     running = """SELECT coalesce(max(count), 0) FROM (SELECT count(*) FROM leasekit.trigger

@@ -54,26 +54,26 @@ async def test_tables_of_each_version_keep_their_tasks_through_migrations(
         assert (again.id, again.status) == ("done", Status.SUCCESS)
         claimed = await engine.claim(worker="w", kinds=["waiting", "later", "next"], limit=5, wait=0, claim_id="c")
         assert {task.id for task in claimed.tasks} == ({"waiting", "keyed", "next"} if version >= 2 else {"waiting"})
-        chain = [task.id for task in (await engine.list_tasks(root="held")).tasks]
+        chain = [task.id for task in (await engine.queries.list_tasks(root="held")).tasks]
         assert chain == (["held", "next"] if version >= 2 else ["held"])
-        assert [(info.kind, info.settings, info.changed_by) for info in await engine.kinds()] == (
+        assert [(info.kind, info.settings, info.changed_by) for info in await engine.queries.kinds()] == (
             [("waiting", KindSettings(priority=0, max_attempts=3), "one")] if version >= 2 else []
         )
-        assert [(gate.kind, gate.mode, gate.reason) for gate in await engine.gates()] == (
+        assert [(gate.kind, gate.mode, gate.reason) for gate in await engine.queries.gates()] == (
             [("later", "pause", "not yet")] if version >= 2 else []
         )
-        assert [(info.name, info.task.every, info.changed_by) for info in await engine.periodics()] == (
+        assert [(info.name, info.task.every, info.changed_by) for info in await engine.queries.periodics()] == (
             [("hourly", 3600, "one")] if version >= 2 else []
         )
-        later = await engine.get("later")
+        later = await engine.queries.get("later")
         assert later is not None
         assert later.start_by == (later.at + timedelta(seconds=60) if version >= 2 else None)
-        blue = [task.id for task in (await engine.list_tasks(tags=["blue"])).tasks]
+        blue = [task.id for task in (await engine.queries.list_tasks(tags=["blue"])).tasks]
         assert blue == (["done"] if version >= 2 else [])
-        assert (await engine.history(kind="done")) == (
+        assert (await engine.queries.history(kind="done")) == (
             {"done": {int(SOON_AFTER // 60) - 1: Counts(scheduled=1, succeeded=1)}} if version >= 2 else {}
         )
-        done, dead = await engine.get("done"), await engine.get("dead")
+        done, dead = await engine.queries.get("done"), await engine.queries.get("dead")
         assert done is not None
         assert dead is not None
         assert (bytes(done.result), dead.status) == (b'[1,null,"x"]', Status.DEAD)
@@ -88,36 +88,36 @@ async def test_a_node_serves_the_tables_before_this_version_and_finds_the_new_on
         connection.execute(DUMPS[-2].read_bytes())
     async with Engine(PostgresStore(url), clock=lambda: SOON_AFTER, boot=lambda: SOON_AFTER) as engine:
         await engine.schedule([NewTask(kind="k", id="before")])
-        assert await engine.kinds() == []
+        assert await engine.queries.kinds() == []
         with pytest.raises(Refused, match="run `leasekit migrate`"):
-            await engine.set_kind("k", KindSettings(priority=0), by=None)
+            await engine.operations.set_kind("k", KindSettings(priority=0), by=None)
         with pytest.raises(Refused, match="run `leasekit migrate`"):
-            await engine.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+            await engine.operations.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.schedule([NewTask(kind="k", after=["before"])])
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.cancel_chain(ChainRequest(id="before"))
         with pytest.raises(Refused, match="run `leasekit migrate`"):
-            await engine.list_tasks(root="before")
+            await engine.queries.list_tasks(root="before")
         with pytest.raises(Refused, match="run `leasekit migrate`"):
-            await engine.change_periodic(Put("p", PeriodicTaskItem(kind="k", every=60), None))
-        assert await engine.change_periodic(Remove("p", None)) is await engine.periodic("p") is None
-        assert await engine.periodics() == []
+            await engine.operations.change_periodic(Put("p", PeriodicTaskItem(kind="k", every=60), None))
+        assert await engine.operations.change_periodic(Remove("p", None)) is await engine.queries.periodic("p") is None
+        assert await engine.queries.periodics() == []
         await engine._write_minutes([MinuteRow(1, "k", "n", b"[]")])
-        assert await engine._read(lambda view: view.minutes(since=0)) == []
+        assert await engine._readers.read(lambda view: view.minutes(since=0)) == []
         await engine.schedule([NewTask(kind="other", id="from-before", parent="before")])
-        (info,) = (await engine.list_tasks(kind="other")).tasks
+        (info,) = (await engine.queries.list_tasks(kind="other")).tasks
         assert (info.parent, info.root) == (None, "from-before")
-        assert await engine.gates() == []
+        assert await engine.queries.gates() == []
         with pytest.raises(Refused, match="run `leasekit migrate`"):
             await engine.schedule([NewTask(kind="k", key="tenant")])
         (task,) = (await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")).tasks
         await engine.results("w", [Settlement(id="before", token=task.token, outcome="release")])
         await engine.tick()
         assert PostgresStore(url).migrate() == [schema.HEAD]
-        await engine.set_kind("k", KindSettings(priority=0), by=None)
+        await engine.operations.set_kind("k", KindSettings(priority=0), by=None)
         await engine.schedule([NewTask(kind="k", id="after")])
-        before, after = await engine.get("before"), await engine.get("after")
+        before, after = await engine.queries.get("before"), await engine.queries.get("after")
         assert before is not None
         assert after is not None
         assert (before.priority, after.priority) == (2, 0)

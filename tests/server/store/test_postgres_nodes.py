@@ -58,27 +58,27 @@ async def test_fifty_claimers_over_three_nodes_never_share_a_task(nodes: list[En
 
     await asyncio.gather(*map(claimer, range(50)))
     assert Counter(got) == Counter({f"t{n}": 1 for n in range(count)})
-    assert (await nodes[1].stats()).kinds == {"k": {"success": count}}
+    assert (await nodes[1].queries.stats()).kinds == {"k": {"success": count}}
 
 
 async def test_the_settings_of_a_kind_hold_on_all_nodes_from_their_commit_on(nodes: list[Engine]) -> None:
     first, *others = nodes
     for turn, priority in enumerate((0, 4, None, 1)):
         settings = None if priority is None else KindSettings(priority=priority)
-        await nodes[turn % NODES].set_kind("k", settings, by="one")
+        await nodes[turn % NODES].operations.set_kind("k", settings, by="one")
         for number, node in enumerate(nodes):
             await node.schedule([NewTask(kind="k", id=f"t{turn}-{number}")])
-            info = await first.get(f"t{turn}-{number}")
+            info = await first.queries.get(f"t{turn}-{number}")
             assert info is not None
             assert info.priority == (2 if priority is None else priority)
-    assert [info.kind for info in await others[0].kinds()] == ["k"]
+    assert [info.kind for info in await others[0].queries.kinds()] == ["k"]
 
 
 async def test_no_instant_has_more_leases_than_the_concurrency_of_their_kind_on_all_nodes_together(
     nodes: list[Engine], url: str
 ) -> None:
     count, places = 200, 4
-    await nodes[0].set_kind("k", KindSettings(concurrency=places), by=None)
+    await nodes[0].operations.set_kind("k", KindSettings(concurrency=places), by=None)
     await nodes[0].schedule([NewTask(kind="k", id=f"t{n}") for n in range(count)])
     seen, done = Counter[int](), list[str]()
 
@@ -109,7 +109,7 @@ async def test_a_claim_of_one_node_hears_of_a_place_that_is_free_on_another(
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
         for node in (first, second):
             await node.tick()
-        await first.set_kind("k", KindSettings(concurrency=1), by=None)
+        await first.operations.set_kind("k", KindSettings(concurrency=1), by=None)
         await first.schedule([NewTask(kind="k", id=task_id) for task_id in ("a", "b")])
         (held,) = await taken(first)
         waiting = asyncio.create_task(taken(second, wait=20, claim_id="d"))
@@ -120,7 +120,7 @@ async def test_a_claim_of_one_node_hears_of_a_place_that_is_free_on_another(
 
 async def test_a_node_that_finds_another_starting_tasks_of_a_limited_kind_does_not_wait_for_it(url: str) -> None:
     async with Engine(PostgresStore(url)) as node:
-        await node.set_kind("k", KindSettings(concurrency=1), by=None)
+        await node.operations.set_kind("k", KindSettings(concurrency=1), by=None)
         await node.schedule([NewTask(kind="k", id="a"), NewTask(kind="other", id="b")])
         stranger = PostgresStore(url)
         stranger.open()
@@ -136,17 +136,19 @@ async def test_a_node_that_finds_another_starting_tasks_of_a_limited_kind_does_n
 
 async def test_changes_of_kinds_on_all_nodes_at_once_are_one_after_another(nodes: list[Engine]) -> None:
     async def change(number: int) -> None:
-        await nodes[number % NODES].set_kind(f"k{number % 5}", KindSettings(max_attempts=1 + number), by=None)
+        await nodes[number % NODES].operations.set_kind(
+            f"k{number % 5}", KindSettings(max_attempts=1 + number), by=None
+        )
 
     await asyncio.gather(*map(change, range(30)))
-    kinds = await nodes[0].kinds()
+    kinds = await nodes[0].queries.kinds()
     assert [info.kind for info in kinds] == [f"k{number}" for number in range(5)]
     for node in nodes:
-        assert await node.kinds() == kinds
+        assert await node.queries.kinds() == kinds
 
 
 async def closed(node: Engine, scope: str, name: str, mode: str = "pause") -> None:
-    await node.set_gate(GateChange(scope, name, mode, None, None, None, None))
+    await node.operations.set_gate(GateChange(scope, name, mode, None, None, None, None))
 
 
 @pytest.mark.parametrize(("scope", "name"), [("kind", "k"), ("collection", "c")])
@@ -165,15 +167,15 @@ async def test_no_node_grants_a_task_after_the_answer_that_closes_its_gate(
     claimers = [asyncio.create_task(claimer(number)) for number in range(9)]
     for turn in range(8):
         await closed(nodes[turn % NODES], scope, name)
-        before = (await nodes[0].stats()).kinds
+        before = (await nodes[0].queries.stats()).kinds
         for node in nodes:  # each has judged claims since then
             assert await taken(node, worker="last", claim_id=f"{turn}-{id(node)}") == []
-        assert (await nodes[0].stats()).kinds == before
+        assert (await nodes[0].queries.stats()).kinds == before
         await closed(nodes[turn % NODES], scope, name, "open")
         await asyncio.sleep(0.02)
     running = False
     await asyncio.gather(*claimers)
-    assert (await nodes[0].stats()).kinds["k"].get("claimed", 0) > 0
+    assert (await nodes[0].queries.stats()).kinds["k"].get("claimed", 0) > 0
 
 
 async def test_a_gate_waits_for_the_transactions_that_were_judged_before_it(nodes: list[Engine], url: str) -> None:
@@ -223,7 +225,7 @@ async def test_nodes_that_purge_at_once_remove_each_task_once_and_leave_leases_a
     async def purge(node: Engine) -> int:
         removed, cursor = 0, None
         while True:
-            step = await node.purge(PurgeRequest(cursor=cursor))
+            step = await node.operations.purge(PurgeRequest(cursor=cursor))
             removed += sum(step.kinds.get("old", {}).values())
             if (cursor := step.cursor) is None:
                 return removed
@@ -232,7 +234,7 @@ async def test_nodes_that_purge_at_once_remove_each_task_once_and_leave_leases_a
     removed = await asyncio.gather(*map(purge, nodes))
     await reaping
     assert sum(removed) == count
-    assert (await nodes[2].stats()).kinds == {"k": {"claimed": 1}}
+    assert (await nodes[2].queries.stats()).kinds == {"k": {"claimed": 1}}
     (verdict,) = await nodes[2].heartbeat("w", [Beat(id=held.id, token=held.token)])
     assert verdict.verdict == "renewed"
 
@@ -243,7 +245,7 @@ async def test_one_id_or_key_from_fifty_clients_over_three_nodes_makes_one_task(
     answers = [answer for answers in await asyncio.gather(*asked) for answer in answers]
     assert [answer.created for answer in answers].count(True) == 1
     assert len({answer.id for answer in answers}) == 1
-    assert (await nodes[2].stats()).kinds == {"k": {"new": 1}}
+    assert (await nodes[2].queries.stats()).kinds == {"k": {"new": 1}}
 
 
 async def test_opposed_orders_of_the_same_ids_make_each_task_once(nodes: list[Engine]) -> None:
@@ -297,23 +299,23 @@ async def test_a_claim_that_waits_at_two_nodes_is_granted_once(nodes: list[Engin
     await nodes[2].schedule([NewTask(kind="k", id=f"t{n}") for n in range(2)])
     first, second = await asyncio.gather(*waiting)
     assert [(task.id, task.token) for task in first] == [(task.id, task.token) for task in second]
-    assert (await nodes[2].stats()).kinds == {"k": {"claimed": 1, "new": 1}}
+    assert (await nodes[2].queries.stats()).kinds == {"k": {"claimed": 1, "new": 1}}
 
 
 async def test_a_node_that_joins_or_leaves_extends_no_lease(nodes: list[Engine], url: str) -> None:
     await nodes[0].schedule([NewTask(kind="k", id="t")])
     await taken(nodes[0])
-    before = await nodes[0].get("t")
+    before = await nodes[0].queries.get("t")
     async with Engine(PostgresStore(url)) as joining:
-        assert await joining.get("t") == before
-    assert await nodes[0].get("t") == before
+        assert await joining.queries.get("t") == before
+    assert await nodes[0].queries.get("t") == before
 
 
 async def test_the_counts_are_those_of_all_nodes_also_of_those_that_are_gone(url: str) -> None:
     for number in range(3):
         async with Engine(PostgresStore(url)) as node:
             await node.schedule([NewTask(kind="k", id=f"t{number}")])
-            assert (await node.stats()).kinds == {"k": {"new": number + 1}}
+            assert (await node.queries.stats()).kinds == {"k": {"new": number + 1}}
 
 
 @pytest.mark.parametrize(
@@ -327,7 +329,7 @@ async def test_what_a_database_has_set_loses_nothing(url: str, name: str, value:
             async with Engine(PostgresStore(url)) as node:
                 answers = [(await node.schedule([NewTask(kind="k", dedupe_key="é")]))[0] for _ in range(2)]
                 await node.schedule([NewTask(kind="k", collection=name) for name in ("a", None)])
-                named = (await node.list_tasks(limit=2, newest=True)).tasks
+                named = (await node.queries.list_tasks(limit=2, newest=True)).tasks
                 assert [task.collection for task in named] == [None, "a"]
             store = PostgresStore(url)
             store.open()
@@ -371,7 +373,7 @@ async def test_a_function_of_another_role_is_never_called(url: str) -> None:
             async with Engine(PostgresStore(url)) as node:
                 await node.schedule([NewTask(kind="k", id="t")])
                 assert [task.id for task in await taken(node)] == ["t"]
-                assert [task.id for task in (await node.list_tasks(limit=1)).tasks] == ["t"]
+                assert [task.id for task in (await node.queries.list_tasks(limit=1)).tasks] == ["t"]
         finally:
             connection.execute("ALTER DATABASE leasekit_tests RESET search_path")
             connection.execute("DROP SCHEMA other CASCADE")
@@ -379,13 +381,13 @@ async def test_a_function_of_another_role_is_never_called(url: str) -> None:
 
 async def test_a_read_does_not_fail_because_the_database_has_ended_idle_connections(url: str) -> None:
     async with Engine(PostgresStore(url)) as node:
-        await node.stats()
+        await node.queries.stats()
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
                 " WHERE application_name = 'leasekit' AND state = 'idle'"
             )
-        assert (await node.stats()).kinds == {}
+        assert (await node.queries.stats()).kinds == {}
 
 
 def test_tables_without_a_version_are_not_migrated(postgres: PostgresServer) -> None:
@@ -405,7 +407,7 @@ async def test_tables_that_are_gone_are_an_outage(url: str) -> None:
                 with pytest.raises(Unavailable, match="has lost its tables"):
                     await node.schedule([NewTask(kind="k")])
                 with pytest.raises(Unavailable, match="has lost its tables"):
-                    await node.stats()
+                    await node.queries.stats()
                 assert "has lost its tables" in (await node.ready() or "")
             finally:
                 connection.execute("ALTER SCHEMA away RENAME TO leasekit")
@@ -465,7 +467,7 @@ async def test_of_twenty_tasks_that_end_on_all_nodes_at_once_the_last_starts_the
             claim.cancel()
         await asyncio.gather(*claimers, return_exceptions=True)
         assert got == [f"next-{turn}"]
-    assert (await nodes[0].stats()).kinds["next"] == {"claimed": 10}
+    assert (await nodes[0].queries.stats()).kinds["next"] == {"claimed": 10}
 
 
 async def test_a_follower_that_is_locked_does_not_delay_the_end_and_is_told_later(
@@ -477,7 +479,7 @@ async def test_a_follower_that_is_locked_does_not_delay_the_end_and_is_told_late
         await other.execute("SELECT FROM leasekit.trigger WHERE id = 'b' FOR UPDATE")
         (verdict,) = await nodes[0].results("w", [Settlement(id="a", token=task.token, outcome="success")])
         assert verdict.verdict == "settled"
-        assert (await nodes[0].purge(PurgeRequest(kind="k"))).kinds == {}
+        assert (await nodes[0].operations.purge(PurgeRequest(kind="k"))).kinds == {}
     claimed = await nodes[1].claim(worker="w", kinds=["next"], limit=1, wait=20, claim_id="next")
     assert [task.id for task in claimed.tasks] == ["b"]
 

@@ -56,15 +56,15 @@ async def nodes(url: str, clock: Hand, monkeypatch: pytest.MonkeyPatch) -> Async
 
 
 async def put(node: Engine, *, every: int = 60, overlap: Overlap = "queue", name: str = "p") -> None:
-    await node.change_periodic(Put(name, PeriodicTaskItem(kind="k", every=every, overlap=overlap), None))
+    await node.operations.change_periodic(Put(name, PeriodicTaskItem(kind="k", every=every, overlap=overlap), None))
 
 
 async def listed(node: Engine) -> list[str]:
-    return sorted(task.id for task in (await node.list_tasks(limit=1000)).tasks)
+    return sorted(task.id for task in (await node.queries.list_tasks(limit=1000)).tasks)
 
 
 async def noted(node: Engine) -> list[str | None]:
-    info = await node.periodic("p")
+    info = await node.queries.periodic("p")
     assert info is not None
     return [firing.id for firing in info.firings if firing.outcome == "scheduled"]
 
@@ -78,7 +78,7 @@ async def test_nodes_that_look_at_once_make_each_firing_once(nodes: list[Engine]
         await asyncio.gather(*(node.tick() for node in nodes * 2))
     firings = [firing_id(name, START + 60 * number) for name in names for number in range(5)]
     assert await listed(nodes[0]) == sorted(firings)
-    infos = await nodes[1].periodics()
+    infos = await nodes[1].queries.periodics()
     assert sorted(str(note.id) for info in infos for note in info.firings) == sorted(firings)
 
 
@@ -123,7 +123,9 @@ async def test_whichever_statement_a_node_dies_at_another_makes_the_firing_once(
         with Death(nodes[0], at=number + 1, is_run=is_run) as death, suppress(Unavailable):
             await nodes[0].tick()
         deaths += death.has_come
-        while await nodes[1].get(firing_id("p", clock.now)) is None:  # the database has not heard of the death yet
+        while (
+            await nodes[1].queries.get(firing_id("p", clock.now)) is None
+        ):  # the database has not heard of the death yet
             await nodes[1].tick()
         await nodes[2].tick()
         if overlap == "skip":
@@ -133,7 +135,7 @@ async def test_whichever_statement_a_node_dies_at_another_makes_the_firing_once(
     assert await listed(nodes[0]) == sorted(firing_id("p", START + 60 * number) for number in range(STATEMENTS))
     last = [firing_id("p", START + 60 * number) for number in range(STATEMENTS - 20, STATEMENTS)]
     assert await noted(nodes[0]) == last[::-1]
-    alive = [task.id for task in (await nodes[0].list_tasks(limit=1000)).tasks if task.status is Status.NEW]
+    alive = [task.id for task in (await nodes[0].queries.list_tasks(limit=1000)).tasks if task.status is Status.NEW]
     assert sorted(alive) == {"queue": await listed(nodes[0]), "skip": [], "replace": last[-1:]}[overlap]
 
 
@@ -149,7 +151,7 @@ async def test_a_pause_holds_on_all_nodes_from_its_answer_on(nodes: list[Engine]
     looks = [asyncio.create_task(look(node)) for node in nodes[:2]]
     while not await listed(nodes[2]):
         pass
-    await nodes[2].change_periodic(Pause("p", True, None))  # noqa: FBT003
+    await nodes[2].operations.change_periodic(Pause("p", True, None))  # noqa: FBT003
     paused = await listed(nodes[2])
     clock.now += 100
     stopped.set()
@@ -163,7 +165,9 @@ async def test_a_change_waits_for_a_firing_that_is_being_made_and_loses_none(nod
     for number in range(10):
         clock.now = START + 60 * number
         change = Put("p", PeriodicTaskItem(kind="k", every=60, overlap="queue", priority=number % 5), None)
-        answer, *_ = await asyncio.gather(nodes[2].change_periodic(change), *(node.tick() for node in nodes[:2]))
+        answer, *_ = await asyncio.gather(
+            nodes[2].operations.change_periodic(change), *(node.tick() for node in nodes[:2])
+        )
         assert isinstance(answer, PeriodicInfo)
         assert answer.task.priority == number % 5
     assert await listed(nodes[0]) == [firing_id("p", START + 60 * number) for number in range(10)]
@@ -171,7 +175,7 @@ async def test_a_change_waits_for_a_firing_that_is_being_made_and_loses_none(nod
 
 async def test_a_trigger_that_is_repeated_at_every_node_makes_one_task(nodes: list[Engine]) -> None:
     await put(nodes[0])
-    answers = await asyncio.gather(*(node.change_periodic(Trigger("p", START, None)) for node in nodes * 3))
+    answers = await asyncio.gather(*(node.operations.change_periodic(Trigger("p", START, None)) for node in nodes * 3))
     assert [answer.created for answer in answers if isinstance(answer, Scheduled)].count(True) == 1
     assert len(answers) == 9
     assert await listed(nodes[0]) == [firing_id("p", START)]
@@ -191,6 +195,6 @@ async def test_while_another_writer_has_the_last_task_nothing_is_judged_and_then
         assert await listed(nodes[0]) == [first]
     await nodes[0].tick()
     assert await listed(nodes[0]) == [first, second]
-    info = await nodes[0].get(first)
+    info = await nodes[0].queries.get(first)
     assert info is not None
     assert info.status is Status.CANCELLED

@@ -87,11 +87,11 @@ async def test_no_request_scans_a_table(postgres: PostgresServer) -> None:
                 await engine.cancel([beats[0].id])
                 ends = [Settlement(id=beat.id, token=beat.token, outcome="retry", retry_after=0.0) for beat in beats]
                 assert {verdict.verdict for verdict in await engine.results("w", ends)} == {"settled"}
-                await engine.get(beats[0].id)
-                await engine.list_tasks(kind="k", limit=10)
-                await engine.workers()
-                await engine.set_kind("k", KindSettings(priority=number % 5, retention=60.0), by=None)
-                await engine.kinds()
+                await engine.queries.get(beats[0].id)
+                await engine.queries.list_tasks(kind="k", limit=10)
+                await engine.fleet.workers()
+                await engine.operations.set_kind("k", KindSettings(priority=number % 5, retention=60.0), by=None)
+                await engine.queries.kinds()
                 await engine.sweeper.sweep()
                 await engine.tick()
     # The sessions of the engines tell their statistics when they end.

@@ -25,9 +25,9 @@ async def test_a_token_that_one_node_revokes_is_refused_by_the_others_within_a_s
     url = postgres.new_database()
     PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
-        await first.change_token(order(secret := new_secret()))
+        await first.operations.change_token(order(secret := new_secret()))
         await until(lambda: second.tokens.of_secret(secret) is not None)
-        await first.change_token(Revoke("t"))
+        await first.operations.change_token(Revoke("t"))
         began = time.monotonic()
         await until(lambda: second.tokens.of_secret(secret) is None)
         assert time.monotonic() - began < 1
@@ -41,9 +41,9 @@ async def test_it_is_refused_also_if_the_other_node_was_not_told(
     url = postgres.new_database()
     PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
-        await first.change_token(order(secret := new_secret()))
+        await first.operations.change_token(order(secret := new_secret()))
         await until(lambda: second.tokens.of_secret(secret) is not None)
-        await first.change_token(Revoke("t"))
+        await first.operations.change_token(Revoke("t"))
         await until(lambda: second.tokens.of_secret(secret) is None)
 
 
@@ -52,7 +52,7 @@ async def test_a_node_that_cannot_read_the_tokens_trusts_none(postgres: Postgres
     url = postgres.new_database()
     PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as node:
-        await node.change_token(order(secret := new_secret()))
+        await node.operations.change_token(order(secret := new_secret()))
         assert node.tokens.of_secret(secret) is not None
         node.tokens.read_at -= 60
         with pytest.raises(Unavailable, match="could not be read"):

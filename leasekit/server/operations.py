@@ -1,0 +1,159 @@
+"""Operations: what operators change in an engine: kinds, gates, periodic tasks, access tokens, and many tasks at once.
+
+Each writes its entry of the audit log, a `Note`, in the transaction of its change.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from leasekit.periodic import PeriodicInfo
+from leasekit.server.access import KindPatterns
+from leasekit.server.clock import Clock
+from leasekit.server.commit import GroupCommit
+from leasekit.server.readers import Readers
+from leasekit.server.request_classes import (
+    CANCEL_MATCHING,
+    NOTE,
+    REDRIVE,
+    RESCHEDULE,
+    RESCHEDULE_MATCHING,
+    SET_GATE,
+    SET_KIND,
+    SET_PERIODIC,
+    SET_TOKEN,
+)
+from leasekit.server.roles import bulk, gates, kinds, periodic, redrive, rescheduling, tokens
+from leasekit.server.roles.audit import Note
+from leasekit.server.roles.gates import GateChange
+from leasekit.server.roles.periodic import Change as PeriodicChange
+from leasekit.server.roles.selection import Found
+from leasekit.server.store import PeriodicRow
+from leasekit.server.store_room import StoreRoom
+from leasekit.server.sweeper import Sweeper
+from leasekit.task import GateInfo, KindInfo, KindSettings, Matched, Redriven, Rescheduled, Scheduled, Verdict
+from leasekit.tokens import TokenInfo
+from leasekit.wire import CancelMatchingRequest, RedriveRequest, RescheduleMatchingRequest, RescheduleRequest
+
+logger = logging.getLogger("leasekit.server")
+
+
+class Operations:
+    """The acts of operators on one engine; for its event loop. Errors are those of `Engine`.
+
+    `tell_cancelled` has workers hear which of their tasks are to stop, and returns the verdicts; `on_new_tokens` has
+    all nodes read the access tokens.
+    """
+
+    def __init__(
+        self,
+        commit: GroupCommit,
+        readers: Readers,
+        clock: Clock,
+        *,
+        room: StoreRoom,
+        sweeper: Sweeper,
+        tell_cancelled: Callable[[Sequence[tuple[Verdict, str | None]]], Sequence[Verdict]],
+        on_new_tokens: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._commit = commit
+        self._readers = readers
+        self._clock = clock
+        self._room = room
+        self._tell_cancelled = tell_cancelled
+        self._on_new_tokens = on_new_tokens
+        self.purge, self.vacuum = sweeper.purge, sweeper.vacuum
+
+    async def redrive(
+        self, request: RedriveRequest, *, kinds: KindPatterns | None = None, note: Note | None = None
+    ) -> Redriven:
+        """Begin a new life of dead tasks: these, or a page of those that match. Refused while the disk is full.
+
+        Filters select tasks of these `kinds` only (None: of all).
+        """
+        if not request.dry_run:
+            self._room.check()
+        search = redrive.search(request, kinds)
+        found = None if search is None else await self._readers.find(search)
+        plan = await self._readers.read(lambda view: redrive.plan(view, request, found))
+        if request.dry_run:
+            return await self._readers.read(lambda view: redrive.look(view, plan, now=self._clock.peek()))
+        answer: Redriven = await self._commit.ask(REDRIVE, plan, size=len(plan.ids), note=note)
+        return answer
+
+    async def reschedule(
+        self, task_id: str, wanted: RescheduleRequest, *, by: str | None, note: Note | None = None
+    ) -> Rescheduled | None:
+        """Give a waiting task another due time or priority; None: unknown. Raises `Refused` if it does not wait."""
+        answer = await self._commit.ask(RESCHEDULE, rescheduling.Reschedule(task_id, wanted, by), size=1, note=note)
+        return rescheduling.told(answer)
+
+    async def cancel_matching(
+        self, request: CancelMatchingRequest, *, kinds: KindPatterns | None = None, note: Note | None = None
+    ) -> Matched:
+        """Do a step of the cancel of all tasks of these kinds (None: of all) that match, or of its dry run."""
+        act, found = await self._matching(request, kinds)
+        if act.is_dry:
+            return act.answer(found, ())
+        cancelled = await self._commit.ask(CANCEL_MATCHING, bulk.Change(found.rows), size=len(found.rows), note=note)
+        return act.answer(found, {verdict.id for verdict in self._tell_cancelled(cancelled)})
+
+    async def reschedule_matching(
+        self,
+        request: RescheduleMatchingRequest,
+        *,
+        by: str | None,
+        kinds: KindPatterns | None = None,
+        note: Note | None = None,
+    ) -> Matched:
+        """Do a step of the reschedule of all tasks of these kinds (None: of all) that match, or of its dry run."""
+        act, found = await self._matching(request, kinds)
+        if act.is_dry:
+            return act.answer(found, ())
+        change = bulk.Change(found.rows, request.change, by)
+        return act.answer(found, await self._commit.ask(RESCHEDULE_MATCHING, change, size=len(found.rows), note=note))
+
+    async def _matching(self, request: CancelMatchingRequest, kinds: KindPatterns | None) -> tuple[bulk.Act, Found]:
+        act = await self._readers.read(lambda view: bulk.begin(view, request, kinds, now=self._clock.peek()))
+        return act, await self._readers.find(act.search)
+
+    async def set_kind(
+        self, kind: str, settings: KindSettings | None, *, by: str | None, note: Note | None = None
+    ) -> KindInfo | None:
+        """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on."""
+        kinds.check_kind(kind)
+        info: KindInfo | None = await self._commit.ask(
+            SET_KIND, kinds.KindChange(kind, settings, by), size=1, note=note
+        )
+        logger.info("%s has %s", by or "a client", kinds.described(kind, settings))
+        return info
+
+    async def set_gate(self, change: GateChange, *, note: Note | None = None) -> GateInfo | None:
+        """Close or open a gate, for all claims that are judged from now on."""
+        info: GateInfo | None = await self._commit.ask(SET_GATE, change, size=1, note=note)
+        logger.info("%s has %s", change.by or "a client", gates.described(change))
+        return info
+
+    async def change_periodic(
+        self, change: PeriodicChange, *, note: Note | None = None
+    ) -> PeriodicInfo | Scheduled | None:
+        """Change a periodic task, or trigger it; None: there is none of this name (any longer)."""
+        if isinstance(change, periodic.Put):
+            periodic.check(change.task)
+        if not isinstance(change, periodic.Pause | periodic.Remove):
+            self._room.check()
+        answer: PeriodicRow | Scheduled | None = await self._commit.ask(SET_PERIODIC, change, size=1, note=note)
+        is_repeat = isinstance(change, periodic.Put) and change.is_declared  # as a rule: the event tells of changes
+        if not is_repeat and (answer is not None or isinstance(change, periodic.Remove)):
+            logger.info("%s has %s", change.by or "a client", periodic.described(change))
+        return periodic.info(answer, count=1) if isinstance(answer, PeriodicRow) else answer
+
+    async def change_token(self, change: tokens.Change, *, note: Note | None = None) -> TokenInfo | None:
+        """Make, revoke or rotate an access token; None: there is none of this id or name that the caller may see."""
+        info: TokenInfo | None = await self._commit.ask(SET_TOKEN, change, size=1, note=note)
+        await self._on_new_tokens()
+        return info
+
+    async def note(self, note: Note | None) -> None:
+        """Write an entry of the audit log for a request that has found nothing to change."""
+        if note is not None:
+            await self._commit.ask(NOTE, None, size=1, note=note)

@@ -1,0 +1,155 @@
+"""The classes of requests that the writer of an engine serves: what applies each, its size, and its rank under load."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Raw
+
+from leasekit.server.commit import RequestClass
+from leasekit.server.enqueuer import ENQUEUEING
+from leasekit.server.history import write as write_minutes
+from leasekit.server.inbox import SET_ASIDE, TAKE_IN
+from leasekit.server.roles import (
+    bulk,
+    chains,
+    claims,
+    consumer,
+    firing,
+    following,
+    frontend,
+    gates,
+    hsc,
+    kinds,
+    periodic,
+    redrive,
+    rescheduling,
+    tokens,
+)
+from leasekit.server.roles.periodic import Change as PeriodicChange
+from leasekit.server.store.routes import route_of
+from leasekit.server.sweeper import SWEEPING
+from leasekit.server.unit_of_work import UnitOfWork
+from leasekit.task import NewTask, Redriven, Settlement, Verdict
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+# The size of a request, which the bounds of the group commit count ---------------------------------------------
+
+_BLOCK = 1024  # bytes of a value that cost about as much as a task
+KINDS_OF_A_TASK = 8  # kinds of a claim that cost about as much as a task
+
+
+def work_of_task(task: NewTask) -> int:
+    return 1 + _blocks(task.payload)
+
+
+def work_of_settlement(settlement: Settlement) -> int:
+    return 1 + _blocks(settlement.result) + sum(map(work_of_task, settlement.then))
+
+
+def lane_of(task: NewTask) -> str:
+    """Return the name of the lanes of a task: its kind, or its route."""
+    return route_of(task.kind, task.requires) if task.requires else task.kind
+
+
+def _blocks(value: Any) -> int:
+    return memoryview(value).nbytes // _BLOCK if type(value) is Raw else 0
+
+
+def _itemwise(
+    role: Callable[[UnitOfWork, Sequence[_T]], list[_V]],
+) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:
+    def apply(turn: UnitOfWork, requests: Sequence[Sequence[_T]]) -> list[list[_V]]:
+        if len(requests) == 1:
+            return [role(turn, requests[0])]
+        answers = iter(role(turn, [item for request in requests for item in request]))
+        return [[next(answers) for _ in request] for request in requests]
+
+    return apply
+
+
+def _each(role: Callable[[UnitOfWork], _V]) -> Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]:
+    """Make a role without a batch run once for each request."""
+    return lambda turn, requests: [role(turn) for _ in requests]
+
+
+def _cancelled(turn: UnitOfWork, request: Any, answer: Sequence[tuple[Verdict, str | None]]) -> int:
+    return sum(verdict.verdict in ("cancelled", "cancel_requested") for verdict, _ in answer)
+
+
+def _redriven(turn: UnitOfWork, request: Any, answer: Redriven) -> int:
+    return sum(verdict.verdict == "redriven" for verdict in answer.tasks)
+
+
+def _periodic_changed(turn: UnitOfWork, change: PeriodicChange, answer: Any) -> int | None:
+    """Return 1, 0 if there was nothing to change, or None for code that declares what is there already."""
+    if answer is None:
+        return int(isinstance(change, periodic.Remove))
+    return None if isinstance(change, periodic.Put) and change.is_declared and answer.changed_at != turn.now else 1
+
+
+def _whether(turn: UnitOfWork, request: Any, answer: Any) -> int:
+    return int(answer is not None)
+
+
+HEARTBEAT = RequestClass("heartbeats", _itemwise(hsc.heartbeat), 100_000)
+RELEASE = RequestClass("releases", _itemwise(hsc.results), 100_000)
+RESULTS = RequestClass("results", _itemwise(hsc.results), 50_000)
+REAP = RequestClass("reapings", _each(consumer.look), 10)
+CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000, count=_cancelled)
+CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
+SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
+REDRIVE = RequestClass(
+    "redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000, count=_redriven
+)
+RESCHEDULE = RequestClass("reschedules", rescheduling.reschedule, 10_000)
+CANCEL_MATCHING = RequestClass("bulk cancels", bulk.cancel, 1000, count=_cancelled)
+RESCHEDULE_MATCHING = RequestClass(
+    "bulk reschedules", bulk.reschedule, 1000, count=lambda turn, request, answer: len(answer)
+)
+SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True)  # last: see `KindDefaults`
+SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see `KindDefaults`
+KEEP_GATES = RequestClass(
+    "gatekeepings", lambda turn, asked: [gates.keep(turn, most=gates.STEP)] * len(asked), 10_000, is_last=True
+)
+CANCEL_CHAIN = RequestClass("chains", chains.mark, 1000, is_last=True)  # last: it waits for the other writers
+KEEP_FOLLOWERS = RequestClass("followings", _each(following.keep), 10_000)
+FIRE = RequestClass("firings", _each(firing.fire), 10_000)
+MINUTES = RequestClass("minutes", write_minutes, 50_000)
+SET_PERIODIC = RequestClass("periodic tasks", periodic.change, 1000, count=_periodic_changed)
+SET_TOKEN = RequestClass("access tokens", tokens.change, 1000, is_last=True, count=_whether)  # last: as above
+USE_TOKENS = RequestClass("uses of access tokens", tokens.use, 1000)
+NOTE = RequestClass("entries of the audit log", _each(lambda turn: None), 1000, count=lambda turn, request, answer: 0)
+PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
+
+SURVIVAL = (
+    HEARTBEAT,
+    RELEASE,
+    RESULTS,
+    REAP,
+    CANCEL,
+    CLAIM,
+    *ENQUEUEING,
+    SCHEDULE,
+    RESCHEDULE,
+    CANCEL_MATCHING,
+    RESCHEDULE_MATCHING,
+    REDRIVE,
+    KEEP_GATES,
+    KEEP_FOLLOWERS,
+    FIRE,
+    TAKE_IN,
+    SET_ASIDE,
+    SET_PERIODIC,
+    CANCEL_CHAIN,
+    SET_KIND,
+    SET_GATE,
+    SET_TOKEN,
+    USE_TOKENS,
+    NOTE,
+    *SWEEPING,
+    MINUTES,
+    PROBE,
+)
+"""The order in which classes are served under load: heartbeats first."""

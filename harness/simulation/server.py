@@ -120,14 +120,18 @@ class Server:
             case "settle":
                 return await engine.results(worker, request)
             case "stats" | "gates":
-                return await getattr(engine, op)()
+                return await getattr(engine.queries, op)()
             case "list_tasks":
                 return await engine.queries.list_tasks(**request)
             case "reschedule":
                 return await engine.operations.reschedule(*request, by=worker)
+            case "reschedule_matching":
+                return await engine.operations.reschedule_matching(request, by=worker)
             case "set_kind":
                 return await engine.operations.set_kind(*request, by=worker)
-            case _:  # schedule, cancel, redrive, get, set_gate
+            case "redrive" | "set_gate" | "change_periodic" | "cancel_matching":
+                return await getattr(engine.operations, op)(request)
+            case _:  # schedule, cancel
                 return await getattr(engine, op)(request)
 
     def mend(self) -> None:

@@ -114,6 +114,11 @@ class Refused(BackendError):
 class AccessDenied(BackendError):
     """The access token is missing or not valid, or lacks a scope, or a kind that the call names: nothing was done."""
 
+    def __init__(self, message: str, *, errors: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.errors = list(errors)
+        """Of kinds that the call names, and the token is not for: one mapping for each, like those of `Refused`."""
+
 
 class Untrusted(BackendError):
     """The certificate of the service is not trusted, or is for another host: nothing was sent."""

@@ -15,16 +15,15 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self, overload
+from typing import Any, NamedTuple, Self, overload
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from leasekit._transactions import Statement, execute, run, written
 from leasekit.client import Client
 from leasekit.codecs import Codecs
-from leasekit.errors import ConfigError, LeasekitError, Refused
+from leasekit.errors import AccessDenied, ConfigError, LeasekitError, Refused
 from leasekit.task import NewTask
 
 __all__ = ["Relay", "schedule"]
@@ -35,18 +34,26 @@ _TABLE = """
 CREATE TABLE IF NOT EXISTS leasekit_outbox (number INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, refused TEXT)
 """
 _PUT = Statement("INSERT INTO leasekit_outbox (task) VALUES ({task})")
-_FIRST = "SELECT number, task FROM leasekit_outbox WHERE refused IS NULL ORDER BY number LIMIT ?"
-_REMOVE = "DELETE FROM leasekit_outbox WHERE number = ?"
-_SET_ASIDE = "UPDATE leasekit_outbox SET refused = ? WHERE number = ?"
+# As bytes: a text that is no UTF-8 is set aside as any other bad row.
+_FIRST = """
+SELECT number, CASE WHEN length(CAST(task AS BLOB)) <= ? THEN CAST(task AS BLOB) END FROM leasekit_outbox
+WHERE refused IS NULL ORDER BY number LIMIT ?
+"""
+# The task is compared: a restored or mended file may have another one under the same number by now.
+_SAME = "number = ? AND (? IS NULL OR CAST(task AS BLOB) = ?)"
+_REMOVE = f"DELETE FROM leasekit_outbox WHERE {_SAME}"  # noqa: S608 - a constant
+_SET_ASIDE = f"UPDATE leasekit_outbox SET refused = ? WHERE {_SAME}"  # noqa: S608 - a constant
 _BATCH = 100
+_BYTES = 4 * 2**20  # of the tasks of a batch, about
+_LARGEST = 4 * 2**20  # bytes of a row that is read: no service takes so large a task
 _BUSY = 10.0  # seconds that a transaction of the application may take while the relay waits to write
 _PATIENCE = 2.0  # seconds for which a call is repeated; then the rows are read again
 _LATEST = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 
 
-class _Row(Struct, forbid_unknown_fields=True):
+class _Row(NamedTuple):
     number: int
-    task: str
+    task: bytes | None  # None: it is too large to be read
 
 
 @overload
@@ -117,7 +124,7 @@ class Relay:
             try:
                 handed_on = self.deliver()
                 self._note(None)
-            except (LeasekitError, sqlite3.Error) as error:
+            except (LeasekitError, sqlite3.Error, OSError) as error:
                 handed_on = 0
                 self._note(f"{type(error).__name__}: {error}")
             if not handed_on:
@@ -141,16 +148,19 @@ class Relay:
             return 0
         with closing(sqlite3.connect(self._path, timeout=_BUSY, isolation_level=None)) as connection:
             try:
-                rows = connection.execute(_FIRST, [_BATCH]).fetchall()
+                rows = _first_rows(connection)
             except sqlite3.OperationalError as error:
                 if "no such table" in str(error):
                     return 0
                 raise
             if rows:
-                refused = self._schedule([_Row(number, task) for number, task in rows])
+                refused = self._schedule(rows)
                 connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(_REMOVE, [(number,) for number, _ in rows if number not in refused])
-                connection.executemany(_SET_ASIDE, [(why, number) for number, why in refused.items()])
+                for number, task in rows:
+                    if (why := refused.get(number)) is None:
+                        connection.execute(_REMOVE, (number, task, task))
+                    else:
+                        connection.execute(_SET_ASIDE, (why, number, task, task))
                 connection.execute("COMMIT")
             return len(rows)
 
@@ -165,15 +175,22 @@ class Relay:
                 refused[row.number] = str(error)
         try:
             refused |= self._send(tasks)
-        except Refused:
+        except (Refused, AccessDenied) as error:
+            if not _is_of_rows(error):
+                raise
             for number, task in tasks.items():
-                try:
-                    refused |= self._send({number: task})
-                except Refused as error:
-                    refused[number] = str(error)
+                refused |= self._send_one(number, task)
         for number, why in refused.items():
             logger.error("the row %d of leasekit_outbox in %s is set aside: %s", number, self._path, why[:500])
         return refused
+
+    def _send_one(self, number: int, task: NewTask) -> dict[int, str]:
+        try:
+            return self._send({number: task})
+        except (Refused, AccessDenied) as error:
+            if not _is_of_rows(error):
+                raise
+            return {number: str(error)}
 
     def _send(self, tasks: dict[int, NewTask]) -> dict[int, str]:
         answers = self._client.__deliver__(list(tasks.values()), at_most=_PATIENCE) if tasks else []
@@ -190,7 +207,25 @@ class _Written(NewTask, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     payload: msgspec.Raw = msgspec.Raw(b"null")
 
 
+def _first_rows(connection: sqlite3.Connection) -> list[_Row]:
+    rows, room = list[_Row](), _BYTES
+    with closing(connection.execute(_FIRST, [_LARGEST, _BATCH])) as found:
+        for row in map(_Row._make, found):
+            rows.append(row)
+            room -= len(row.task or b"")
+            if room < 0:
+                break
+    return rows
+
+
+def _is_of_rows(error: Refused | AccessDenied) -> bool:
+    """Return whether single tasks were refused, and not the relay, whose access token may be made valid again."""
+    return isinstance(error, Refused) or bool(error.errors)
+
+
 def _task_of(row: _Row) -> NewTask:
+    if row.task is None:
+        raise ValueError(f"a task has at most {_LARGEST:,} bytes of JSON")
     task = msgspec.json.decode(row.task, type=_Written)
     if task.id is None:  # another program wrote it; the same id whenever the row is read
         raise ValueError("a row needs an id, so that it makes one task however often it is read")

@@ -286,7 +286,7 @@ def failure(response: httpx.Response, raw: bytes, *, request: bytes | None) -> B
     if problem is not None:
         if problem.type in _DENIED:
             where = " (token=…, LEASEKIT_TOKEN, or --token-file)" if status == 401 else ""
-            return AccessDenied(f"{says}{where}")
+            return AccessDenied(f"{says}{where}", errors=msgspec.to_builtins(problem.errors or ()))
         if problem.type == "urn:leasekit:problem:refused":
             return Refused(problem.detail, errors=msgspec.to_builtins(problem.errors or ()))
         names_one = request is None or response.request.method == "PATCH"

@@ -18,13 +18,20 @@ from leasekit.server.access import Access
 _LONGEST = 12 * 3600.0  # seconds
 _MOST = 1000  # sessions; the oldest ends for a new one
 _NAME = "leasekit-console"
+_OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto")
 
 
 class Sessions:
-    """The sessions of one server. `access_of_id` returns what a token allows now; `now` is a clock without steps."""
+    """The sessions of one server. `access_of_id` returns what a token allows now; `now` is a clock without steps.
 
-    def __init__(self, access_of_id: Callable[[str], Access | None], now: Callable[[], float]) -> None:
+    `has_proxy`: browsers reach this server through a proxy that has TLS.
+    """
+
+    def __init__(
+        self, access_of_id: Callable[[str], Access | None], now: Callable[[], float], *, has_proxy: bool = False
+    ) -> None:
         self._access_of_id = access_of_id
+        self._has_proxy = has_proxy
         self._now = now
         self._tokens: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
 
@@ -34,9 +41,8 @@ class Sessions:
         while len(self._tokens) >= _MOST:
             self._tokens.popitem(last=False)
         self._tokens[_digest(secret)] = token_id, self._now() + _LONGEST
-        response.set_cookie(
-            _NAME, secret, path=_path(request), httponly=True, samesite="strict", secure=not _is_plain_loopback(request)
-        )
+        is_plain = not self._has_proxy and _is_plain_loopback(request)
+        response.set_cookie(_NAME, secret, path=_path(request), httponly=True, samesite="strict", secure=not is_plain)
 
     def end(self, request: Request, response: Response) -> None:
         """End the session of a request, and take its cookie back."""
@@ -62,5 +68,8 @@ def _path(request: Request) -> str:
 
 
 def _is_plain_loopback(request: Request) -> bool:
+    """Return whether a browser asks on this machine itself: a proxy that rewrites the Host header tells of itself."""
+    if any(name in request.headers for name in _OF_PROXIES):
+        return False
     host = request.url.hostname or ""
     return request.url.scheme == "http" and (host in {"localhost", "::1"} or host.startswith("127."))

@@ -57,12 +57,19 @@ _PAGES = 200  # pages that are kept for others, at most
 class Console:
     """The console over an open engine. Mount it at any path: all its links are relative."""
 
-    def __init__(self, engine: Engine, *, mode: Mode = "on", auth: Authenticator | None = None) -> None:
-        """`auth` says which callers may look, and act; None: all, because another application guards the console."""
+    def __init__(
+        self, engine: Engine, *, mode: Mode = "on", auth: Authenticator | None = None, has_proxy: bool = False
+    ) -> None:
+        """`auth` says which callers may look, and act; None: all, because another application guards the console.
+
+        `has_proxy`: a proxy that has TLS is in front of this server.
+        """
         self._engine = engine
         self._mode = mode
         self._auth = auth
-        self._sessions = Sessions(_nobody if auth is None else auth.access_of_id, engine.clock.instant)
+        self._sessions = Sessions(
+            _nobody if auth is None else auth.access_of_id, engine.clock.instant, has_proxy=has_proxy
+        )
         self._written = _Written()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

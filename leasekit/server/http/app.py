@@ -176,7 +176,10 @@ class _ConsoleRoute(Mount):
         # In a thread, because the import takes longer than a heartbeat may wait.
         site = await asyncio.to_thread(importlib.import_module, "leasekit.server.console.site")
         console: ASGIApp = self._console or site.Console(
-            self._api.parts.engine, mode=self._mode, auth=self._api.parts.auth
+            self._api.parts.engine,
+            mode=self._mode,
+            auth=self._api.parts.auth,
+            has_proxy=bool(self._api.reach.proxies),
         )
         self._console = console
         return console

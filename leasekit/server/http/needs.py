@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from msgspec import UNSET
+
 from leasekit.server.access import Access
 from leasekit.server.engine import Engine
 from leasekit.server.http.problems import Forbidden, UnknownTask
 from leasekit.tokens import SCOPES, Scope
+from leasekit.wire import ItemError
 
 __all__ = ["ANYBODY", "ANY_TOKEN", "Needs", "Where", "check", "check_kinds", "needs"]
+
+
+_LISTED = 100  # kinds of a request that its refusal lists, each with its place
 
 
 class Where(StrEnum):
@@ -69,7 +75,9 @@ def needs(*scopes: Scope, kinds: Where) -> Needs:
 
 
 async def check(wanted: Needs, access: Access, engine: Engine, given: Mapping[str, Any]) -> None:
-    """Raise `Forbidden` or `UnknownTask` if a caller may not touch the kinds that a request names."""
+    """Raise `Forbidden` or `UnknownTask` if a caller may not touch the kinds of a request, or select by errors."""
+    if wanted.where is Where.SELECTED and "read" not in access.scopes:
+        _check_filters(access, given)
     if access.has_all_kinds:
         return
     if wanted.where is Where.ALL:
@@ -85,14 +93,25 @@ async def check(wanted: Needs, access: Access, engine: Engine, given: Mapping[st
         check_kinds(access, wanted.scopes, kinds_of(given))
 
 
+def _check_filters(access: Access, given: Mapping[str, Any]) -> None:
+    """Raise `Forbidden` if tasks are selected by their errors: the number that match tells what is in them."""
+    body = given.get("body")
+    if named := [name for name in ("error", "error_type") if getattr(body, name, None) not in (None, UNSET)]:
+        raise Forbidden(f"the filter `{named[0]}` needs the scope read too, which {access.name!r} lacks")
+
+
 def check_kinds(access: Access, scopes: Iterable[Scope], kinds: Iterable[str]) -> None:
     """Raise `Forbidden` if the access token is not for all of these kinds; `scopes` are only named in the message."""
-    foreign = [kind for kind in dict.fromkeys(kinds) if not access.kinds.match(kind)]
-    if foreign:
+    items = {item: kind for item, kind in enumerate(kinds) if not access.kinds.match(kind)}
+    if foreign := list(dict.fromkeys(items.values())):
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         raise Forbidden(
             f"the access token {access.name!r} has the scope {' or '.join(scopes)} for the kinds "
-            f"{', '.join(access.kinds.patterns)}, not for {', '.join(map(repr, foreign[:3]))}{more}"
+            f"{', '.join(access.kinds.patterns)}, not for {', '.join(map(repr, foreign[:3]))}{more}",
+            errors=[
+                ItemError(item=item, field="kind", detail=f"the access token is not for {kind!r}")
+                for item, kind in list(items.items())[:_LISTED]
+            ],
         )
 
 

@@ -44,10 +44,11 @@ class Unauthenticated(HTTPException):
 
 
 class Forbidden(HTTPException):
-    """The access token lacks a right."""
+    """The access token lacks a right. `errors`: for kinds that the request names."""
 
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: str, *, errors: Sequence[ItemError] = ()) -> None:
         super().__init__(403, detail)
+        self.errors = errors
 
 
 class UnknownToken(HTTPException):
@@ -90,6 +91,8 @@ def problem_of(request: Request, error: Exception) -> Response:
             return _problem(403, str(error), type=_TYPES[Forbidden])
         case Unavailable():
             return _problem(503, str(error))
+        case Forbidden():
+            return _problem(403, error.detail, type=_TYPES[Forbidden], errors=error.errors)
         case HTTPException():
             return _problem(error.status_code, error.detail, type=_TYPES.get(type(error)), headers=error.headers)
         case _:

@@ -80,12 +80,29 @@ def fire_one(turn: UnitOfWork, row: PeriodicRow) -> Fired:
     plan = _planned(row, task, due, previous, now=turn.now)
     if plan.replaced is not None:
         _cancel(turn, plan.replaced, by=plan.new[-1].id)
-    answers = schedule(turn, plan.new) if plan.new else []
+    answers = _scheduled(turn, plan.new) if plan.new else []
     made = [_made(at, answer) for at, answer in zip(plan.instants, answers, strict=True)]
     notes = sorted([*plan.notes, *made], key=lambda note: note.at)
     last_id = answers[-1].id if answers else row.last_id
     row = row._replace(since=since, next_at=next_at, last_id=last_id)
     return Fired(save(turn, row, notes, kind=task.kind), len(made))
+
+
+def _scheduled(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
+    """Schedule the tasks of firings; one whose id stands for a task of another kind gets an id of its own.
+
+    The id of a firing can be foreseen, and taken in advance by whoever may submit tasks of any kind.
+    """
+    answers = schedule(turn, tasks)
+    if not (conflicts := {answer.id for answer in answers if answer.conflict}):
+        return answers
+    known = turn.tx.triggers(conflicts)
+    taken = [place for place, task in enumerate(tasks) if task.id in known and known[task.id].kind != task.kind]
+    others = schedule(turn, [replace(tasks[place], id=None) for place in taken])
+    for place, answer in zip(taken, others, strict=True):
+        logger.warning("the id %r of a firing stands for another task: the firing is %r", tasks[place].id, answer.id)
+        answers[place] = answer
+    return answers
 
 
 def decoded(row: PeriodicRow) -> PeriodicTaskItem:

@@ -26,6 +26,7 @@ logger = logging.getLogger("leasekit.server")
 
 STEP = 200  # rows that one transaction takes in, at most
 _BYTES = 4 * 2**20  # of their tasks, about
+_LARGEST = 4 * 2**20  # bytes of a row that is read: no service takes so large a task
 _LONGEST = 500  # characters of a reason
 
 
@@ -42,7 +43,7 @@ def take_in(turn: UnitOfWork, numbers: Sequence[int] | None = None) -> int:
 
     Raises `NotTaken` if tasks are refused only when they are noted, as those that would wait for themselves.
     """
-    rows = _tx(turn).inbox(limit=STEP, most_bytes=_BYTES, numbers=numbers)
+    rows = _tx(turn).inbox(limit=STEP, most_bytes=_BYTES, largest=_LARGEST, numbers=numbers)
     tasks: dict[int, NewTask] = {}
     refused: dict[int, str] = {}
     for row in rows:
@@ -76,6 +77,8 @@ def _tx(turn: UnitOfWork) -> SharedTx:
 
 
 def _decoded(row: InboxRow) -> NewTask:
+    if row.task is None:
+        raise ValueError(f"a task has at most {_LARGEST:,} bytes of JSON")
     request: ScheduleRequest = read(b'{"tasks":[%b]}' % row.task.encode(), ScheduleRequest)
     if len(request.tasks) != 1:
         raise ValueError(f"a row has one task, this one has {len(request.tasks)}")
@@ -83,5 +86,5 @@ def _decoded(row: InboxRow) -> NewTask:
     if task.delay is None:
         return task
     # Counted from when it was written, and not from when a node has time to look.
-    at = datetime.fromtimestamp(min(row.at + task.delay, LAST_MOMENT), UTC)
+    at = datetime.fromtimestamp(min(max(row.at + task.delay, 0.0), LAST_MOMENT), UTC)
     return replace(task, at=at, delay=None)

@@ -102,6 +102,8 @@ def _check_order(turn: UnitOfWork, rows: Mapping[str, TokenRow], order: TokenReq
         _refuse("id", "is that of another access token: make a new one")
     if order.name == LOCAL.name:
         _refuse("name", f"is what callers without a token are called, {LOCAL.name!r}: use another")
+    if order.name.startswith("-"):
+        _refuse("name", f"begins with a hyphen, as options do and empty fields are shown, {order.name!r}: use another")
     if any(row.name == order.name and is_valid(row, turn.now) for row in rows.values()):
         _refuse("name", f"is that of an access token, {order.name!r}: revoke or rotate it, or use another name")
     _check_digest(rows, bytes.fromhex(order.digest))

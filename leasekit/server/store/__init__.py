@@ -388,7 +388,7 @@ class InboxRow(NamedTuple):
     """A task that an application has put into the inbox of a shared database, in a transaction of its own."""
 
     number: int
-    task: str  # JSON, as the application wrote it
+    task: str | None  # JSON, as the application wrote it; None: it is too large to be read
     at: float  # when it was written, by the clock of the database
 
 
@@ -1056,7 +1056,7 @@ class SharedTx(Tx, Protocol):
         """Remove nodes that were seen last before this moment, by the clock of leases."""
         ...
 
-    def inbox(self, *, limit: int, most_bytes: int, numbers: Sequence[int] | None) -> list[InboxRow]:
+    def inbox(self, *, limit: int, most_bytes: int, largest: int, numbers: Sequence[int] | None) -> list[InboxRow]:
         """Return the first `limit` rows of the inbox (of `numbers`, unless None), up to `most_bytes` in all.
 
         Rows that another writer has locked, or that were set aside, are left out. A first row that is longer than

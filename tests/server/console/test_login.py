@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from leasekit.server.console import streams
+from leasekit.server.http.reach import Reach
 from leasekit.tokens import digest_of, new_secret
 from tests.server.console.conftest import Seen, Site, seen
 from tests.server.http.conftest import Answer, run
@@ -85,6 +86,24 @@ def test_a_token_begins_a_session_whose_cookie_scripts_and_other_sites_cannot_us
     assert "Secure" not in cookie, "a browser would not send it over plain HTTP on loopback"
     assert door.admin not in cookie
     assert "admin" in door.see("", cookie.partition(";")[0]).text
+
+
+@pytest.mark.parametrize("header", ["forwarded", "via", "x_forwarded_for", "x_forwarded_host", "x_forwarded_proto"])
+def test_the_cookie_is_for_tls_only_where_a_proxy_says_that_the_host_is_this_machine(door: Door, header: str) -> None:
+    body = urlencode({"token": door.admin}).encode()
+    headers = {"content_type": FORM, "origin": door.origin, header: "tasks.example"}
+    answer = door.site.server.call("POST", "/console/login", body, **headers)
+    assert "; Secure" in answer.headers["set-cookie"]
+
+
+def test_the_cookie_is_for_tls_only_behind_a_proxy_that_is_known_and_says_nothing(tmp_path: Path) -> None:
+    reach = Reach.of(is_open=False, has_tls=False, needs_tokens=False, names=[], proxies=["127.0.0.1"])
+    with run(f"sqlite:///{tmp_path}/tasks.db", console="on", reach=reach) as server:
+        server.give_token()
+        origin = f"http://127.0.0.1:{server.port}"
+        body = urlencode({"token": server.token or ""}).encode()
+        answer = server.call("POST", "/console/login", body, content_type=FORM, origin=origin)
+    assert "; Secure" in answer.headers["set-cookie"]
 
 
 def test_a_wrong_token_is_refused_with_one_answer_and_many_are_locked_out(door: Door) -> None:

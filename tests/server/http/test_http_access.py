@@ -312,6 +312,25 @@ def test_a_purge_of_foreign_ids_alone_purges_nothing_else(service: Service) -> N
     assert (service.status(own), service.status(foreign)) == ("fatal_failure", "fatal_failure")
 
 
+@pytest.mark.parametrize("act", ["purge", "redrive", "cancel-matching", "reschedule-matching"])
+@pytest.mark.parametrize("name", ["error", "error_type"])
+def test_whoever_may_not_read_does_not_count_by_what_is_in_errors(service: Service, act: str, name: str) -> None:
+    body: dict[str, Any] = {"kind": OWN, name: "guess", "dry_run": True}
+    body |= {"delay": 5} if act == "reschedule-matching" else {}
+    blind = service.call(service.new(["operate"], ("*",)), "POST", f"/v1/tasks/{act}", body)
+    assert (blind.status, blind.json["type"]) == (403, FORBIDDEN)
+    assert "needs the scope read" in blind.json["detail"]
+    assert service.call(service.new(["operate", "read"]), "POST", f"/v1/tasks/{act}", body).status == 200
+
+
+def test_a_refusal_names_the_tasks_whose_kinds_are_foreign(service: Service) -> None:
+    body = {"tasks": [{"kind": OWN}, {"kind": FOREIGN}, {"kind": OWN}, {"kind": FOREIGN}]}
+    answer = service.call(service.new(["submit"]), "POST", "/v1/tasks", body)
+    assert [(error["item"], error["field"]) for error in answer.json["errors"]] == [(1, "kind"), (3, "kind")]
+    without_scope = service.call(service.new(["read"], ("*",)), "POST", "/v1/tasks", body)
+    assert "errors" not in without_scope.json
+
+
 def test_a_periodic_task_of_a_foreign_kind_cannot_be_taken_over(service: Service) -> None:
     engine, name = service.server.engine, uuid.uuid4().hex
     service.run(engine.operations.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
@@ -408,6 +427,13 @@ def test_a_token_makes_none_that_may_do_more_or_lives_longer(service: Service) -
         answer = order(**more)
         assert (answer.status, answer.json["type"]) == (403, FORBIDDEN), more
     assert order(kinds=["own.*.x"]).status == 422
+
+
+@pytest.mark.parametrize("name", ["local", "-", "--store", "-k"])
+def test_a_name_that_means_something_else_is_refused(service: Service, name: str) -> None:
+    body = {"id": uuid.uuid4().hex, "name": name, "digest": uuid.uuid4().hex * 2, "scopes": ["read"], "kinds": ["*"]}
+    answer = service.call(service.admin, "POST", "/v1/tokens", body)
+    assert (answer.status, answer.json["errors"][0]["field"]) == (422, "name")
 
 
 def test_a_narrow_operator_neither_sees_nor_ends_a_wider_token(service: Service) -> None:

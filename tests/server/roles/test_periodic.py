@@ -143,6 +143,20 @@ async def test_a_task_that_has_the_id_already_is_the_firing(bench: Bench) -> Non
     assert (note.outcome, note.reason) == ("scheduled", "there was a task with this id")
 
 
+@pytest.mark.parametrize("overlap", ["queue", "skip", "replace"])
+async def test_a_foreign_task_that_took_the_id_in_advance_stops_no_firing(bench: Bench, overlap: Any) -> None:
+    await bench.put(hour(0), kind="foreign")
+    await put(bench, overlap=overlap)
+    await until(bench, 0)
+    (note,) = (await shown(bench)).firings
+    assert (note.outcome, note.reason) == ("scheduled", None)
+    (fired,) = await bench.ids()
+    assert fired == note.id != hour(0)
+    await until(bench, 1)
+    assert [fate for _, fate in await fates(bench)] == ["scheduled", "skipped" if overlap == "skip" else "scheduled"]
+    assert (await bench.status(hour(0))) == "new"
+
+
 async def test_many_periodic_tasks_that_are_due_together_all_fire(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,8 @@ BAD = {
     "two tasks": '{"kind": "k"}, {"kind": "k"}',
     "deep": '{"kind": "k", "payload": ' + 100_000 * "[" + 100_000 * "]" + "}",
     "another task": '{"kind": "k", "id": "taken", "payload": 2}',
+    "too large": '{"kind": "k", "payload": "' + 5_000_000 * "x" + '"}',
+    "empty": "",
 }
 
 
@@ -235,6 +237,18 @@ async def test_a_row_that_cannot_become_a_task_is_set_aside_alone(
     assert why
     await nodes[0].tick()
     assert caplog.text.count("set aside") == 1
+
+
+@pytest.mark.parametrize("at", ["-infinity", "infinity", "4000-01-01 BC", "294000-01-01"])
+async def test_a_row_that_was_written_at_no_time_of_a_clock_stops_no_other(
+    at: str, url: str, nodes: list[Engine]
+) -> None:
+    with psycopg.connect(url) as connection:
+        odd = '{"kind": "k", "id": "odd", "delay": 5}'
+        connection.execute("INSERT INTO leasekit.inbox (task, at) VALUES (%s, %s)", [odd, at])
+        leasekit.postgres.schedule(connection, NewTask(kind="k", id="good"), wake=False)
+    await nodes[0].tick()
+    assert await found(nodes[0]) == ["good", "odd"]
 
 
 async def test_a_task_that_would_wait_for_itself_is_set_aside_alone(url: str, nodes: list[Engine]) -> None:

@@ -110,8 +110,8 @@ SELECT number, octet_length(task) FROM leasekit.inbox
 WHERE refused IS NULL AND (%s::bigint[] IS NULL OR number = ANY (%s::bigint[]))
 ORDER BY number LIMIT %s FOR UPDATE SKIP LOCKED"""
 _IN_INBOX = """
-SELECT number, task, extract(epoch FROM at)::float8 FROM leasekit.inbox WHERE number = ANY (%s::bigint[])
-ORDER BY number"""
+SELECT number, CASE WHEN octet_length(task) <= %s THEN task END, extract(epoch FROM at)::float8
+FROM leasekit.inbox WHERE number = ANY (%s::bigint[]) ORDER BY number"""
 _LEAVE_INBOX = "DELETE FROM leasekit.inbox WHERE number = ANY (%s::bigint[])"
 _SET_ASIDE = """
 UPDATE leasekit.inbox AS old SET refused = new.refused
@@ -477,17 +477,17 @@ class PostgresTx(SqlTx, PostgresView):
     def has_inbox(self) -> bool:
         return self._has_kinds() and self.execute(_HAS_INBOX) == [(True,)]
 
-    def inbox(self, *, limit: int, most_bytes: int, numbers: Sequence[int] | None) -> list[InboxRow]:
+    def inbox(self, *, limit: int, most_bytes: int, largest: int, numbers: Sequence[int] | None) -> list[InboxRow]:
         if not self._has_kinds():
             return []
         wanted = None if numbers is None else array(numbers)
         room, fitting = most_bytes, list[int]()
         for number, size in self.execute(_INBOX, wanted, wanted, limit):
-            room -= size
+            room -= min(size, largest)
             if room < 0 and fitting:
                 break
             fitting.append(number)
-        return [InboxRow(*row) for row in self.execute(_IN_INBOX, array(fitting))] if fitting else []
+        return [InboxRow(*row) for row in self.execute(_IN_INBOX, largest, array(fitting))] if fitting else []
 
     def leave_inbox(self, numbers: Collection[int]) -> None:
         if numbers:

@@ -1,6 +1,9 @@
 """Tasks that an application schedules in transactions of its SQLite file: each exists once that has committed."""
 
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -72,6 +75,19 @@ def test_a_task_exists_if_and_only_if_its_transaction_commits(put: Put, path: Pa
     eventually(lambda: refused(path) == [])
 
 
+def test_a_savepoint_that_is_rolled_back_takes_only_its_tasks_along(
+    path: Path, client: Client, application: sqlite3.Connection
+) -> None:
+    leasekit.sqlite.schedule(application, NewTask(kind="k", id="before"))
+    application.execute("SAVEPOINT inner")
+    leasekit.sqlite.schedule(application, NewTask(kind="k", id="never"))
+    application.execute("ROLLBACK TO inner")
+    leasekit.sqlite.schedule(application, NewTask(kind="k", id="after"))
+    application.commit()
+    assert Relay(path, client).deliver() == 2
+    assert ids(client) == ["after", "before"]
+
+
 def test_an_open_transaction_is_not_seen(path: Path, client: Client, application: sqlite3.Connection) -> None:
     relay = Relay(path, client)
     leasekit.sqlite.schedule(application, [NewTask(kind="k", id="a"), NewTask(kind="k", id="b")])
@@ -100,6 +116,59 @@ def test_a_row_that_is_read_twice_makes_one_task(path: Path, client: Client, app
     Relay(path, client).deliver()
     assert ids(client) == [task_id]
     assert refused(path) == []
+
+
+DYING_RELAY = """
+import os, signal, sqlite3, sys
+import leasekit
+from leasekit.client import Client
+from leasekit.sqlite import Relay
+
+path, url, step = sys.argv[1:]
+connect, deliver = sqlite3.connect, Client.__deliver__
+
+def die_at(what):
+    if what.startswith(step):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def connected(*args, **options):
+    connection = connect(*args, **options)
+    connection.set_trace_callback(die_at)
+    return connection
+
+def delivered(self, *args, **options):
+    die_at("before the call")
+    answers = deliver(self, *args, **options)
+    die_at("after the answer")
+    return answers
+
+sqlite3.connect, Client.__deliver__ = connected, delivered
+with leasekit.connect(url) as client:
+    relay = Relay(path, client)
+    relay.deliver()
+    relay.deliver()
+    die_at("all is done")
+"""
+STEPS = ["before the call", "after the answer", "BEGIN", "DELETE", "UPDATE", "COMMIT", "all is done"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_relay_that_is_killed_leaves_one_task_of_each_row(
+    step: str, path: Path, application: sqlite3.Connection, tmp_path: Path
+) -> None:
+    leasekit.sqlite.schedule(application, [NewTask(kind="k", id="a"), NewTask(kind="k", id="b")])
+    application.execute("INSERT INTO leasekit_outbox (task) VALUES ('bad')")
+    application.commit()
+    with run(f"sqlite:///{tmp_path}/tasks.db") as server:
+        url = f"http://127.0.0.1:{server.port}"
+        dying = subprocess.run([sys.executable, "-c", DYING_RELAY, str(path), url, step], check=False)
+        assert dying.returncode == -signal.SIGKILL
+        with leasekit.connect(url) as client:
+            relay = Relay(path, client)
+            while relay.deliver():
+                pass
+            assert ids(client) == ["a", "b"]
+    assert len(refused(path)) == 1
 
 
 def test_many_relays_hand_each_task_on_once(path: Path, client: Client, application: sqlite3.Connection) -> None:

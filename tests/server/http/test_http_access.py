@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.periodic import PeriodicTaskItem
+from leasekit.server.http import auth
 from leasekit.server.http.needs import Where
 from leasekit.server.http.operations import Operation
 from leasekit.server.http.reach import Reach
@@ -79,8 +80,11 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(server: Running) -> Service:
-    return Service(server)
+def service(server: Running) -> Iterator[Service]:
+    """A service that locks nobody out: the tests send bad tokens from one address."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auth, "_FAILURES", 10_000)
+        yield Service(server)
 
 
 class Asked(NamedTuple):
@@ -526,7 +530,10 @@ def test_a_waiting_claim_ends_when_its_token_is_revoked(service: Service) -> Non
         assert waiting.recv(65536).startswith(b"HTTP/1.1 401")
 
 
-def test_bad_tokens_are_locked_out_and_good_ones_are_not(run_server: RunServer) -> None:
+def test_bad_tokens_are_locked_out_and_good_ones_are_not(
+    run_server: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "_FAILURES", 20)
     with run_server() as server:
         service = Service(server)
         answers = [service.call(new_secret(), "GET", "/v1/stats") for _ in range(30)]

@@ -63,7 +63,7 @@ async def node(url: str) -> AsyncIterator[Engine]:
 async def found(node: Engine) -> list[str]:
     """Return the tasks of kind `k`, once the inbox is empty but for rows that were set aside."""
     await node.tick()
-    return sorted(task.id for task in (await node.list_tasks(kind="k", limit=1000)).tasks)
+    return sorted(task.id for task in (await node.queries.list_tasks(kind="k", limit=1000)).tasks)
 
 
 def waiting(url: str) -> int:

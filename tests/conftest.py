@@ -69,6 +69,7 @@ class _Failures:
 
 
 # Files whose tests wait for seconds: for the ttls of real processes, for restarts, for stops.
+_SLOW = 300  # seconds for a test that is slow, on a machine ten times slower
 _WAITING = (
     "test_docs_console.py", "test_examples.py", "test_benchmarks.py", "process/", "adapters/brokers/test_celery.py",
     "adapters/redis/test_redis_chaos.py", "harness/test_chaos.py", "cli/test_demo.py", "cli/test_supervisor.py",
@@ -77,11 +78,16 @@ _WAITING = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let half of the processes of pytest-xdist begin with the tests that wait, while the other half computes.
+    """Give slow tests more time. Let half of the processes of pytest-xdist begin with the tests that wait.
+
+    The other half computes meanwhile.
 
     `--dist worksteal` gives each process an equal part of the list. The tests that wait would otherwise come together,
     or last.
     """
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW))
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
     tests = Path(__file__).parent
     waits = [item.path.relative_to(tests).as_posix().startswith(_WAITING) for item in items]

@@ -23,7 +23,7 @@ def chaos(folder: Path, *arguments: str) -> str:
         env=os.environ | {"TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-10_000:] + ran.stderr[-10_000:]

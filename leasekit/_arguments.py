@@ -11,7 +11,8 @@ import msgspec
 from leasekit.codecs import Codec, Codecs
 from leasekit.config import Heartbeats, check_number
 from leasekit.errors import ConfigError
-from leasekit.task import Labels, NewTask, Selection, Status, TaskOptions
+from leasekit.task import NewTask, Selection, Status, TaskOptions
+from leasekit.task.words import Labels
 
 _MOST_KEY = 64  # bytes of a key that BLAKE2b takes
 _DELAYS = frozenset({"countdown", "defer", "eta"})  # as other libraries name them

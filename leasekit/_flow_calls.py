@@ -10,7 +10,8 @@ from leasekit._flows.moves import KIND
 from leasekit._operating import Operating, require_chains
 from leasekit.errors import Refused
 from leasekit.flow_info import FlowInfo, flow_info
-from leasekit.task import REDRIVABLE, Page, TaskInfo, Verdict
+from leasekit.task import Page, TaskInfo, Verdict
+from leasekit.task.words import REDRIVABLE
 
 _PAGE = 100  # tasks that one look brings
 

@@ -4,7 +4,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 
-from leasekit.task import NAME_PREFIX, Task
+from leasekit.task import Task
+from leasekit.task.words import NAME_PREFIX
 
 __all__ = ["Place", "current", "enter", "leave", "outside"]
 

@@ -21,7 +21,6 @@ from leasekit._lifecycle.validation import check_kinds, check_limit, checked
 from leasekit.errors import Refused
 from leasekit.periodic import PeriodicInfo, PeriodicTask
 from leasekit.task import (
-    REDRIVABLE,
     Beat,
     ChainCancelled,
     Claimed,
@@ -52,6 +51,7 @@ from leasekit.task import (
     WorkerInfo,
     effective,
 )
+from leasekit.task.words import REDRIVABLE
 from leasekit.tokens import AuditPage, Scope, TokenInfo
 
 __all__ = [

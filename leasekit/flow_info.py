@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from leasekit._flows.moves import KIND, Call, Failure, Mark, Record
-from leasekit.task import REDRIVABLE, Status, TaskInfo
+from leasekit.task import Status, TaskInfo
+from leasekit.task.words import REDRIVABLE
 
 __all__ = ["FlowInfo", "FlowStatus", "StepInfo", "flow_info"]
 

@@ -38,7 +38,8 @@ from leasekit.config import check_number
 from leasekit.errors import ConfigError
 from leasekit.flow_info import FlowInfo, FlowStatus, StepInfo
 from leasekit.lease import Lease
-from leasekit.task import DedupeScope, Expiry, Name, NewTask, RetryPolicy, Scheduled
+from leasekit.task import Name, NewTask, RetryPolicy, Scheduled
+from leasekit.task.words import DedupeScope, Expiry
 
 __all__ = [
     "Failure", "Flow", "FlowInfo", "FlowOptions", "FlowStatus", "Goto", "Step", "StepInfo", "StepOptions",

@@ -26,7 +26,8 @@ from leasekit.backend import Backend, NameSource, TaskSink
 from leasekit.config import check_number
 from leasekit.errors import AlreadyDone, BackendError, ConfigError, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
-from leasekit.task import NAME_PREFIX, NewTask, Outcome, Scheduled, Status, Task, TaskOptions
+from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
+from leasekit.task.words import NAME_PREFIX
 
 __all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease", "check_names", "kind_of"]
 

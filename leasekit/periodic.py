@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from leasekit.task import MAX_TAGS, Name, Requires, Tag, TaskDefaults, TaskSettings
+from leasekit.task import Name, Tag, TaskDefaults, TaskSettings
+from leasekit.task.words import MAX_TAGS, Requires
 
 __all__ = [
     "Firing", "FiringOutcome", "Overlap", "PeriodicInfo", "PeriodicName", "PeriodicOptions", "PeriodicTask",

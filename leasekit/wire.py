@@ -13,10 +13,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from leasekit.periodic import PeriodicName
 from leasekit.task import (
-    MAX_TAGS,
     Beat,
     KindSettings,
-    Labels,
     Name,
     NewTask,
     Scheduled,
@@ -31,6 +29,7 @@ from leasekit.task import (
     Ticket,
     Verdict,
 )
+from leasekit.task.words import MAX_TAGS, Labels
 from leasekit.tokens import KindPattern, Scope
 
 __all__ = [

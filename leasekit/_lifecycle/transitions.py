@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit._lifecycle.states import LEASED, WAITING, WOUND_DOWN, Event, event_of_cancel, next_trigger, step
-from leasekit.task import NAME_PREFIX, Exponential, RetryPolicy, Status
+from leasekit.task import Exponential, RetryPolicy, Status
+from leasekit.task.words import NAME_PREFIX
 
 if TYPE_CHECKING:
     from random import Random

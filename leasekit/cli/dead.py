@@ -16,7 +16,8 @@ from leasekit.cli.status import show_task
 from leasekit.cli.tasks import print_tasks
 from leasekit.client import Client
 from leasekit.errors import ConfigError
-from leasekit.task import REDRIVABLE, Purged, Redriven, Status, TaskInfo, Verdict
+from leasekit.task import Purged, Redriven, Status, TaskInfo, Verdict
+from leasekit.task.words import REDRIVABLE
 
 _BATCH = 200  # tasks of one call, whose verdicts are printed together
 _PAGE = 500

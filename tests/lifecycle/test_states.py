@@ -3,7 +3,8 @@
 import pytest
 
 from leasekit._lifecycle.states import ENDING, LEASED, NEXT, WAITING, Event, event_of_cancel, next_trigger, step
-from leasekit.task import REDRIVABLE, Status
+from leasekit.task import Status
+from leasekit.task.words import REDRIVABLE
 
 S, E = Status, Event
 BOTH = [S.CLAIMED, S.PROCESSING]

@@ -18,7 +18,8 @@ from leasekit._driver.thread import spawn
 from leasekit.backend import Backend, TicketSource, cancel_all
 from leasekit.errors import BackendError
 from leasekit.queues import Message, TaskQueues
-from leasekit.task import NAME_PREFIX, Claimed
+from leasekit.task import Claimed
+from leasekit.task.words import NAME_PREFIX
 
 logger = logging.getLogger("leasekit")
 

@@ -15,8 +15,9 @@ from leasekit.server.console.fleet import fleet
 from leasekit.server.console.kind_rows import kind_rows, totals
 from leasekit.server.console.rendering import query
 from leasekit.server.console.visit import Visit
-from leasekit.task import DEFAULTS, REDRIVABLE, KindSettings, Name, Status, TaskInfo, effective
+from leasekit.task import DEFAULTS, KindSettings, Name, Status, TaskInfo, effective
 from leasekit.task import Page as ListPage
+from leasekit.task.words import REDRIVABLE
 from leasekit.wire import OneKind, TaskFilters
 
 _TASKS = 50  # of one page

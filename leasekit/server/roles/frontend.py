@@ -26,7 +26,6 @@ from leasekit.server.store.routes import MOST, kind_of, requirements_of, route_o
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import (
     DEFAULTS,
-    NAME_PREFIX,
     CompleteSettings,
     GateInfo,
     HistoryEntry,
@@ -39,6 +38,7 @@ from leasekit.task import (
     Verdict,
     effective,
 )
+from leasekit.task.words import NAME_PREFIX
 from leasekit.wire import RescheduleRequest, traceparent
 
 LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone

@@ -16,7 +16,8 @@ from leasekit.server.roles.selection import Found, Search, of_kinds, seq_of_curs
 from leasekit.server.store import Dedupe, Run, Trigger, View
 from leasekit.server.store.damage import json_fault
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import REDRIVABLE, Redriven, Status, Verdict
+from leasekit.task import Redriven, Status, Verdict
+from leasekit.task.words import REDRIVABLE
 from leasekit.wire import RedriveRequest, selected
 
 _STEP = 10  # tasks whose payloads are read at once

@@ -23,7 +23,8 @@ from leasekit.server.roles.frontend import due_at, moment
 from leasekit.server.store import Run, Trigger
 from leasekit.server.store.gates import PARKED_AT
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import REDRIVABLE, Rescheduled
+from leasekit.task import Rescheduled
+from leasekit.task.words import REDRIVABLE
 from leasekit.wire import RescheduleRequest
 
 _encode = msgspec.json.encode

@@ -1,4 +1,4 @@
-"""What the nodes of a shared store know of it and of one another."""
+"""Nodes of a shared store: what they know of it, and of one another."""
 
 import os
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a store keeps: batches of these rows go in and come out of its transactions."""
+"""Rows of a store, batches of which go in and come out of its transactions."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

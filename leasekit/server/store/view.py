@@ -1,4 +1,4 @@
-"""What is read of a store, in a snapshot that its writer does not wait for."""
+"""Reads of a store, in a snapshot that its writer does not wait for."""
 
 from collections.abc import Collection, Sequence
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What a transaction of a store writes, and reads before that, by subject; `Tx` has all of it."""
+"""Transactions of a store: what they write, and read before that, by subject; `Tx` has all of it."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -186,7 +186,7 @@ class LeaseWrites(Protocol):
 
 
 class ShareWrites(Protocol):
-    """What claims take, by the shares and the limits of keys."""
+    """Writes of what claims take, by the shares and the limits of keys."""
 
     def ready(self, lane: Lane, *, now: float, after: tuple[float, int], limit: int) -> list[Trigger]:
         """Return up to `limit` due tasks of a lane, sorted by (next_trigger_at, seq), those after `after` only.
@@ -271,7 +271,7 @@ class ShareWrites(Protocol):
 
 
 class RuleWrites(Protocol):
-    """What operators set: kinds, gates, access tokens, the audit log; and the minutes of the history."""
+    """Writes of what operators set: kinds, gates, access tokens, the audit log; and the minutes of the history."""
 
     def last_kind_change(self) -> int:
         """Return the number of the last change of the settings of any kind, or of a gate; zero if there was none."""
@@ -338,7 +338,7 @@ class RuleWrites(Protocol):
 
 
 class LaterWrites(Protocol):
-    """What happens later by itself: start deadlines, firings, tasks after others, chains, the inbox."""
+    """Writes of what happens later by itself: start deadlines, firings, tasks after others, chains, the inbox."""
 
     def next_deadline(self) -> float | None:
         """Return the first start deadline of any task."""

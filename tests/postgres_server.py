@@ -43,6 +43,8 @@ _TABLES = (
     "minute",
     "periodic",
     "inbox",
+    "access_token",
+    "audit",
 )
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine
 

@@ -1,5 +1,6 @@
 """The mutants, by name."""
 
+from harness.simulation.mutants.access import ACCESS
 from harness.simulation.mutants.beyond import BEYOND
 from harness.simulation.mutants.changes import CHANGES
 from harness.simulation.mutants.dead_letters import DEAD_LETTERS
@@ -29,6 +30,7 @@ TABLES = (
     ROUTING,
     FLOWS,
     WAITS,
+    ACCESS,
     BEYOND,
 )
 MUTANTS = {name: mutant for table in TABLES for name, mutant in table.items()}

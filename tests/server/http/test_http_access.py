@@ -425,6 +425,7 @@ def test_a_token_makes_none_that_may_do_more_or_lives_longer(service: Service) -
     later = (until + timedelta(seconds=1)).isoformat()
     wider: list[dict[str, Any]] = [
         {"kinds": ["*"]}, {"kinds": ["own*"]}, {"kinds": ["other*"]}, {"kinds": ["own.a", "foreign"]},
+        {"kinds": ["other.x"]},
         {"scopes": ["work"]}, {"scopes": ["read", "submit"]}, {"expires_at": later}, {"expires_at": None},
     ]  # fmt: skip
     for more in wider:
@@ -541,6 +542,14 @@ def test_bad_tokens_are_locked_out_and_good_ones_are_not(
         assert answers[-1].status == 429
         assert int(answers[-1].headers["retry-after"]) >= 1
         assert service.call(service.admin, "GET", "/v1/stats").status == 200
+
+
+def test_requests_without_a_token_lock_nobody_out(run_server: RunServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auth, "_FAILURES", 20)
+    with run_server() as server:
+        service = Service(server)
+        assert {service.call(None, "GET", "/v1/stats").status for _ in range(30)} == {401}
+        assert service.call(new_secret(), "GET", "/v1/stats").status == 401
 
 
 def test_a_server_without_tokens_asks_for_none_on_its_own_machine(run_server: RunServer) -> None:

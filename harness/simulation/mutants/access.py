@@ -1,0 +1,307 @@
+"""Mutants of access tokens and of the audit log: who may do what, until when, and what is noted of it."""
+
+from collections.abc import Mapping
+
+from harness.simulation.mutants.mutant import Mutant, tested
+
+_OF_TOKENS = tested(
+    "the clients of a history need no access tokens",
+    """
+open-again: A server whose store has tokens takes requests without one.
+server.http.auth:Authenticator.access_of
+- self._is_required or self._engine.tokens.has_any
++ self._is_required
+tests/server/http/test_http_access.py::test_once_there_was_a_token_requests_need_one[sqlite]
+
+open-to-others: A server that other machines reach takes requests without a token while its store has none.
+server.http.auth:Authenticator.access_of
+- self._is_required or self._engine.tokens.has_any
++ self._engine.tokens.has_any
+tests/server/http/test_http_access.py::test_a_server_that_others_can_reach_needs_a_token_while_its_store_has_none[sqlite]
+
+never-locked-out: Bad tokens are answered however many come.
+server.http.auth:Failures.add
+- not bucket.tokens(now)
++ False
+tests/server/http/test_http_access.py::test_bad_tokens_are_locked_out_and_good_ones_are_not[sqlite]
+
+good-ones-locked-out: A token that is missing counts as a bad one.
+server.http.auth:Authenticator._refuse
+- self._failures.add(peer) if reason == "invalid" else None
++ self._failures.add(peer)
+tests/server/http/test_http_access.py::test_requests_without_a_token_lock_nobody_out[sqlite]
+
+unauthenticated: Nobody is asked for a token.
+server.http.app:_Resource._answer
+- await request.authenticate()
++ pass
+tests/server/http/test_http_access.py::test_a_token_with_a_scope_may_act_for_its_own_kinds[sqlite-stats]
+
+scopes-ignored: A token may do whatever it likes.
+server.http.needs:Needs.check_scope
+- not access.has(self.scopes)
++ False
+tests/server/http/test_http_access.py::test_a_token_without_the_scope_is_refused_and_told_which_it_lacks[sqlite-stats]
+
+needs-ignored: The kinds that a request names are not judged.
+server.http.operations:Operation.__call__
+- await check(self.needs, request.access, request.parts.engine, given)
++ pass
+tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-schedule]
+
+all-kinds-not-needed: What concerns all kinds is for tokens of some.
+server.http.needs:check
+- wanted.where is Where.ALL
++ False
+tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-nodes]
+
+foreign-tasks-shown: A task of a foreign kind is there.
+server.http.needs:check
+- wanted.where is Where.TASK
++ False
+tests/server/http/test_http_access.py::test_a_foreign_task_is_answered_like_one_that_does_not_exist[sqlite]
+
+errors-counted: Whoever may not read selects by what is in errors.
+server.http.needs:_check_filters
+- getattr(body, name, None) not in (None, UNSET)
++ False
+tests/server/http/test_http_access.py::test_whoever_may_not_read_does_not_count_by_what_is_in_errors[sqlite-error-purge]
+
+foreign-items: Items of a request that name foreign tasks are applied.
+server.http.request:ApiRequest.each
+- self.access.has_all_kinds
++ True
+tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-cancel]
+
+foreign-status: A token that uses an id of a foreign task learns its status.
+server.http.routes:_without_foreign
+- answer.conflict and answer.id not in own
++ False
+tests/server/http/test_http_access.py::test_an_id_of_a_foreign_task_tells_nothing_of_its_status[sqlite]
+
+purge-of-all: A purge of foreign ids alone is one of all tasks.
+server.http.routes:purge
+- if not (ids := [task_id for task_id in body.ids if task_id in own]):
+-     await engine.operations.note(None if body.dry_run else note)
+-     return Purged(kinds={})
++ ids = [task_id for task_id in body.ids if task_id in own]
+tests/server/http/test_http_access.py::test_a_purge_of_foreign_ids_alone_purges_nothing_else[sqlite]
+
+successors-unjudged: A result schedules successors that its token may not submit.
+server.http.routes:_check_successors
+- "submit" not in access.scopes or not access.kinds.match(kind)
++ False
+tests/server/http/test_http_access.py::test_a_result_schedules_only_what_its_token_may_submit[sqlite]
+
+claims-of-anybody: A repeated claim has its tasks for every token.
+server.http.routes:claim
+- body.claim_id if by is None else f"{by}/{body.claim_id}"
++ body.claim_id
+tests/server/http/test_http_access.py::test_a_repeated_claim_has_tasks_only_for_the_token_that_made_it[sqlite]
+
+streams-for-ever: A stream of events goes on when its token is revoked.
+server.http.routes:events
+- access.token_id is not None
++ False
+tests/server/http/test_http_access.py::test_a_stream_ends_when_its_token_is_revoked_and_shows_only_its_kinds[sqlite]
+
+foreign-events: A stream has events of foreign kinds.
+server.http.routes:events
+- access.kinds.match
++ lambda kind: True
+tests/server/http/test_http_access.py::test_a_stream_ends_when_its_token_is_revoked_and_shows_only_its_kinds[sqlite]
+
+waits-for-ever: A claim that waits goes on when its token is revoked.
+server.token_book:TokenBook.look
+- self.of_id(token_id) is None
++ False
+tests/server/http/test_http_access.py::test_a_waiting_claim_ends_when_its_token_is_revoked[sqlite]
+
+foreign-periodics-replaced: A periodic task of a foreign kind is taken over under its name.
+server.roles.periodic:_changed
+- wanted.kinds is not None and not wanted.kinds.match(decoded(row).kind)
++ False
+tests/server/http/test_http_access.py::test_a_periodic_task_of_a_foreign_kind_cannot_be_taken_over[sqlite]
+
+foreign-periodics-set: A periodic task is set that submits tasks of a foreign kind.
+server.http.operator_routes:set_periodic
+- check_kinds(...)
++ None
+tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-set_periodic]
+
+periodics-set-by-submitters: Whoever may only submit sets a periodic task by hand.
+server.http.operator_routes:set_periodic
+- params.is_declared or "operate" in request.access.scopes
++ True
+tests/server/http/test_http_access.py::test_a_token_with_a_scope_may_act_for_its_own_kinds[sqlite-set_periodic]
+
+payloads-shown: Whoever changes a periodic task sees its payload without `read`.
+server.http.operator_routes:_changed
+- "read" in request.access.scopes or bytes(info.task.payload) == sent
++ True
+tests/server/http/test_http_access.py::test_only_a_reader_gets_the_payload_of_a_periodic_task_that_it_changes[sqlite]
+
+firings-stopped: A foreign task that has the id of a firing stops it.
+server.roles.firing:_scheduled
+- task.id in known and known[task.id].kind != task.kind
++ False
+tests/server/roles/test_periodic.py::test_a_foreign_task_that_took_the_id_in_advance_stops_no_firing
+""",
+)
+
+_OF_LIVES = tested(
+    "the clients of a history need no access tokens",
+    """
+wider-tokens: A token makes one that may do more than itself.
+server.roles.tokens:_created
+- not by.covers(order.scopes, order.kinds, until)
++ False
+tests/server/http/test_http_access.py::test_a_token_makes_none_that_may_do_more_or_lives_longer[sqlite]
+
+longer-tokens: A token makes one that ends later.
+server.access:Access.covers
+- not outlives
++ True
+tests/server/http/test_http_access.py::test_a_token_makes_none_that_may_do_more_or_lives_longer[sqlite]
+
+wider-patterns: A pattern covers all that begin as its kinds do.
+server.access:KindPatterns.cover
+- self.match(pattern)
++ self.match(pattern) or pattern.startswith(tuple(self._exact))
+tests/server/test_access.py::test_a_pattern_is_covered_by_one_that_matches_all_of_its_kinds
+
+exact-kinds-begin: An exact kind stands for all that begin so.
+server.access:KindPatterns.match
+- kind in self._exact
++ kind.startswith(tuple(self._exact))
+tests/server/test_access.py::test_a_pattern_is_exact_or_a_beginning
+
+wider-tokens-ended: A token ends one that may do more than itself.
+server.roles.tokens:is_covered
+- by.covers(...)
++ True
+tests/server/http/test_http_access.py::test_a_narrow_operator_neither_sees_nor_ends_a_wider_token[sqlite]
+
+revoked-taken: A revoked token is taken.
+server.roles.tokens:is_valid
+- row.revoked_at is None
++ True
+tests/server/http/test_http_access.py::test_a_revoked_token_is_refused_at_once_and_like_an_unknown_one[sqlite]
+
+expired-taken: An expired token is taken.
+server.roles.tokens:is_valid
+- row.expires_at is None or now < row.expires_at
++ True
+tests/server/http/test_http_access.py::test_an_expired_token_is_refused[sqlite]
+
+former-for-ever: The secret before the latest is taken for ever.
+server.token_book:_is_secret_of
+- now < row.former_until
++ True
+tests/server/roles/test_tokens.py::test_the_secret_before_the_latest_is_taken_until_the_overlap_is_over[memory]
+
+former-at-once: The secret before the latest is not taken during the overlap.
+server.roles.tokens:_rotated
+- (old.digest, until) if wanted.order.overlap else (None, None)
++ (None, None)
+tests/server/http/test_http_access.py::test_a_rotated_token_has_both_secrets_for_a_while[sqlite]
+
+revoked-rotated: A revoked token gets another secret.
+server.roles.tokens:_rotated
+- not is_valid(old, turn.now)
++ False
+tests/server/roles/test_tokens.py::test_a_revoked_token_has_no_secret_any_longer_also_none_from_before[memory]
+
+secret-of-two: A secret that another token had becomes that of a new one.
+server.roles.tokens:_check_digest
+- digest in (row.digest, row.former_digest)
++ digest == row.digest
+tests/server/roles/test_tokens.py::test_a_secret_is_of_one_token_also_if_it_is_that_from_before[memory]
+
+last-forgotten: The last token of a store is forgotten, and its servers become open again.
+server.roles.tokens:forget
+- rows[:-1]
++ rows
+tests/server/roles/test_tokens.py::test_tokens_that_ended_are_kept_for_a_month_and_the_latest_one_for_ever[memory]
+
+old-tokens-trusted: A node that cannot read the tokens goes on with those that it remembers.
+server.token_book:TokenBook._check_age
+- if self._is_shared and ...:
+-     ...
++ pass
+tests/server/store/test_postgres_tokens.py::test_a_node_that_cannot_read_the_tokens_trusts_none
+""",
+)
+
+_OF_THE_LOG = tested(
+    "a history has no operators with access tokens",
+    """
+acts-unnoted: Acts of operators are not noted.
+server.commit:_note
+- if rows:
+-     turn.tx.add_audit(rows)
++ pass
+tests/server/http/test_http_access.py::test_each_act_of_an_operator_writes_one_entry[sqlite-close_kind]
+
+values-noted: The log has values beside the names.
+server.roles.audit:names_of
+- field.encode_name
++ f"{field.encode_name}={getattr(values, field.name)}"
+tests/server/http/test_http_access.py::test_the_log_has_names_and_no_values[sqlite]
+
+submitters-noted: What submitters do every day is in the log.
+server.http.request:ApiRequest.note_of_operator
+- self.access.token_id is not None and "operate" in self.access.scopes
++ True
+tests/server/http/test_http_access.py::test_a_submitter_who_cancels_is_not_in_the_log[sqlite]
+
+log-of-a-day: Entries are deleted early.
+server.roles.audit:forget
+- turn.now - KEPT
++ turn.now - 86400
+tests/server/roles/test_tokens.py::test_the_log_is_kept_for_a_year[memory]
+""",
+)
+
+_OF_BROWSERS = tested(
+    "a history has no browsers",
+    """
+foreign-origins: A web page of another origin may send requests.
+server.http.reach:Reach.check
+- any(origin.partition("://")[2] != hosts[0] for origin in request.headers.getlist("origin"))
++ False
+tests/server/console/test_site.py::test_a_foreign_host_or_origin_is_refused
+
+foreign-hosts: A name that resolves to this machine is one of the server.
+server.http.reach:Reach._is_name
+- host.lower().rstrip(".") in self.names or ...
++ True
+tests/server/http/test_http_tls.py::test_the_host_header_names_the_server_also_with_tls_and_tokens
+
+around-the-proxy: Requests go around the proxy that has TLS.
+server.http.reach:Reach.check
+- self.proxies and not is_probe and not self._is_trusted(request)
++ False
+tests/server/http/test_http_tls.py::test_a_server_behind_a_proxy_is_reached_through_it_alone
+
+cookie-in-the-clear: The cookie of the console is sent in the clear behind a proxy.
+server.console.sessions:Sessions.begin
+- not self._has_proxy and _is_plain_loopback(request)
++ _is_plain_loopback(request)
+tests/server/console/test_login.py::test_the_cookie_is_for_tls_only_behind_a_proxy_that_is_known_and_says_nothing
+
+left-sessions-go-on: A session goes on when it is left.
+server.console.sessions:Sessions.end
+- self._tokens.pop(...)
++ None
+tests/server/console/test_login.py::test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked
+
+console-for-some-kinds: The console shows all kinds to a token for some.
+server.console.site:Console._access_of
+- not access.has(["read"]) or not access.has_all_kinds
++ False
+tests/server/console/test_login.py::test_a_token_for_some_kinds_or_without_read_is_told_what_it_lacks
+""",
+)
+
+ACCESS: Mapping[str, Mutant] = _OF_TOKENS | _OF_LIVES | _OF_THE_LOG | _OF_BROWSERS

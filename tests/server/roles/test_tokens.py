@@ -1,0 +1,103 @@
+"""Access tokens on each store: when they end, how long they and the log of operators' acts are kept."""
+
+import pytest
+
+from leasekit.errors import Refused
+from leasekit.server.roles import audit
+from leasekit.server.roles.audit import Note
+from leasekit.server.roles.tokens import Create, Revoke, Rotate
+from leasekit.tokens import digest_of, new_secret
+from leasekit.wire import RotateRequest, TokenRequest
+from tests.server.conftest import Bench
+
+pytestmark = pytest.mark.anyio
+
+DAY = 86400.0
+
+
+async def made(bench: Bench, name: str) -> str:
+    """Make an access token; return its secret."""
+    secret = new_secret()
+    digest = digest_of(secret).hex()
+    order = TokenRequest(id=f"id-{name}", name=name, digest=digest, scopes=["read"], kinds=["*"])
+    await bench.engine.operations.change_token(Create(order))
+    return secret
+
+
+async def rotated(bench: Bench, name: str, *, overlap: float) -> str:
+    secret = new_secret()
+    order = RotateRequest(digest=digest_of(secret).hex(), overlap=overlap)
+    await bench.engine.operations.change_token(Rotate(name, order))
+    return secret
+
+
+async def names(bench: Bench) -> list[str]:
+    return [info.name for info in await bench.engine.queries.list_tokens()]
+
+
+async def test_the_secret_before_the_latest_is_taken_until_the_overlap_is_over(bench: Bench) -> None:
+    first = await made(bench, "t")
+    second = await rotated(bench, "t", overlap=8.0)
+    tokens = bench.engine.tokens
+    assert [tokens.of_secret(secret) is not None for secret in (first, second)] == [True, True]
+    await bench.later(7)
+    assert tokens.of_secret(first) is not None
+    await bench.later(1)
+    assert [tokens.of_secret(secret) is not None for secret in (first, second)] == [False, True]
+
+
+async def test_a_revoked_token_has_no_secret_any_longer_also_none_from_before(bench: Bench) -> None:
+    secrets = [await made(bench, "t"), await rotated(bench, "t", overlap=3600.0)]
+    await bench.engine.operations.change_token(Revoke("t"))
+    assert [bench.engine.tokens.of_secret(secret) for secret in secrets] == [None, None]
+    with pytest.raises(Refused, match="revoked"):
+        await bench.engine.operations.change_token(Rotate("id-t", RotateRequest(digest="ab" * 32)))
+
+
+async def test_a_secret_is_of_one_token_also_if_it_is_that_from_before(bench: Bench) -> None:
+    secret = await made(bench, "t")
+    await rotated(bench, "t", overlap=60.0)
+    order = TokenRequest(id="other", name="o", digest=digest_of(secret).hex(), scopes=["operate"], kinds=["*"])
+    with pytest.raises(Refused, match="used before"):
+        await bench.engine.operations.change_token(Create(order))
+
+
+async def test_tokens_that_ended_are_kept_for_a_month_and_the_latest_one_for_ever(bench: Bench) -> None:
+    for name in ("old", "good", "last"):
+        await made(bench, name)
+        bench.clock.advance(1)
+    for name in ("old", "last"):
+        await bench.engine.operations.change_token(Revoke(name))
+    await bench.later(29 * DAY)
+    await bench.engine.sweeper.sweep()
+    assert await names(bench) == ["old", "good", "last"]
+    await bench.later(2 * DAY)
+    await bench.engine.sweeper.sweep()
+    assert await names(bench) == ["good", "last"]
+    await bench.engine.operations.change_token(Revoke("good"))
+    await bench.later(31 * DAY)
+    await bench.engine.sweeper.sweep()
+    assert await names(bench) == ["last"]
+    await bench.restart()
+    assert bench.engine.tokens.has_any, "servers do not become open again"
+
+
+async def test_the_log_is_kept_for_a_year(bench: Bench) -> None:
+    await bench.engine.operations.note(Note("gate.close"))
+    await bench.later(audit.KEPT - DAY)
+    await bench.engine.operations.note(Note("gate.open"))
+    await bench.engine.sweeper.sweep()
+    assert [entry.act for entry in (await bench.engine.queries.audit()).entries] == ["gate.open", "gate.close"]
+    await bench.later(2 * DAY)
+    await bench.engine.sweeper.sweep()
+    assert [entry.act for entry in (await bench.engine.queries.audit()).entries] == ["gate.open"]
+
+
+async def test_a_change_that_fails_is_not_in_the_log(bench: Bench) -> None:
+    await made(bench, "t")
+    with pytest.raises(Refused):
+        await bench.engine.operations.change_token(
+            Create(TokenRequest(id="other", name="t", digest="ab" * 32, scopes=["read"], kinds=["*"])),
+            note=Note("token.create", target="t"),
+        )
+    assert (await bench.engine.queries.audit()).entries == []

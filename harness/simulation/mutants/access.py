@@ -214,8 +214,8 @@ tests/server/roles/test_tokens.py::test_a_revoked_token_has_no_secret_any_longer
 
 secret-of-two: A secret that another token had becomes that of a new one.
 server.roles.tokens:_check_digest
-- digest in (row.digest, row.former_digest)
-+ digest == row.digest
+- (row.digest, row.former_digest)
++ (row.digest,)
 tests/server/roles/test_tokens.py::test_a_secret_is_of_one_token_also_if_it_is_that_from_before[memory]
 
 last-forgotten: The last token of a store is forgotten, and its servers become open again.

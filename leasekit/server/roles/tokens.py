@@ -7,6 +7,7 @@ Rule 3: once a token was made, the store always has one, valid or not: servers d
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from hmac import compare_digest
 from typing import NamedTuple, cast
 
 from leasekit.errors import AccessDenied, Refused
@@ -75,7 +76,8 @@ def _created(turn: UnitOfWork, rows: Mapping[str, TokenRow], wanted: Create) -> 
     """Make an access token, or return the row of an earlier, repeated request. Raises `AccessDenied` and `Refused`."""
     order, by = wanted.order, wanted.by
     digest, until = bytes.fromhex(order.digest), None if order.expires_at is None else order.expires_at.timestamp()
-    if (known := rows.get(order.id)) is not None and (known.digest, known.name) == (digest, order.name):
+    known = rows.get(order.id)
+    if known is not None and known.name == order.name and compare_digest(known.digest, digest):
         return known
     _check_order(turn, rows, order, until)
     if not by.covers(order.scopes, order.kinds, until):
@@ -115,7 +117,8 @@ def _check_order(turn: UnitOfWork, rows: Mapping[str, TokenRow], order: TokenReq
 
 
 def _check_digest(rows: Mapping[str, TokenRow], digest: bytes) -> None:
-    if any(digest in (row.digest, row.former_digest) for row in rows.values()):
+    used = [known for row in rows.values() for known in (row.digest, row.former_digest) if known is not None]
+    if any(compare_digest(known, digest) for known in used):
         _refuse("digest", "is that of a secret that was used before: make a new one")
 
 
@@ -125,7 +128,7 @@ def _refuse(field: str, detail: str) -> None:
 
 def _rotated(turn: UnitOfWork, rows: Mapping[str, TokenRow], old: TokenRow, wanted: Rotate) -> TokenRow:
     digest = bytes.fromhex(wanted.order.digest)
-    if digest == old.digest:
+    if compare_digest(digest, old.digest):
         return old
     if not is_valid(old, turn.now):
         raise Refused(f"the access token {old.name!r} was revoked, or has expired: make another one")

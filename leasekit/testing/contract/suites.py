@@ -1,6 +1,7 @@
 """The suites that adapters subclass, made of all parts."""
 
 from leasekit.backend import Backend, DeadLetters, Scheduler
+from leasekit.testing.contract.access import Access
 from leasekit.testing.contract.batching import Batching
 from leasekit.testing.contract.beating import Beating
 from leasekit.testing.contract.bulk import Bulk
@@ -69,10 +70,11 @@ class SchedulerContract(
     Bulk,
     Tagging,
     Labelling,
+    Access,
 ):
     """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger`, `KindDirectory`,
-    `PeriodicDirectory`, `GateDirectory`, `ChainDirectory`, `Rescheduler`
-    and `BulkChanger` if it is one.
+    `PeriodicDirectory`, `GateDirectory`, `ChainDirectory`, `TokenDirectory`,
+    `Rescheduler` and `BulkChanger` if it is one.
     """
 
 

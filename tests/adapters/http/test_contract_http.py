@@ -22,12 +22,13 @@ def server_clock() -> FakeClock:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, server_clock: FakeClock) -> Iterator[Running]:
     with run(f"sqlite:///{tmp_path_factory.mktemp('server')}/tasks.db", clock=server_clock) as running:
+        running.give_token()  # the contract holds for callers with one, too; the tests of tokens make more
         yield running
 
 
 @asynccontextmanager
-async def connected(port: int, worker: str) -> AsyncIterator[HttpBackend]:
-    backend = connect(f"http://127.0.0.1:{port}", worker=worker)
+async def connected(port: int, worker: str, token: str | None = None) -> AsyncIterator[HttpBackend]:
+    backend = connect(f"http://127.0.0.1:{port}", worker=worker, token=token)
     yield backend
     await backend.aclose()
 
@@ -41,12 +42,12 @@ class TestHttp(DeadLettersContract):
 
     @pytest.fixture
     async def backend(self, server: Running) -> AsyncIterator[Backend]:
-        async with connected(server.port, "contract-a") as backend:
+        async with connected(server.port, "contract-a", server.token) as backend:
             yield backend
 
     @pytest.fixture
     async def other(self, server: Running) -> AsyncIterator[Backend]:
-        async with connected(server.port, "contract-b") as backend:
+        async with connected(server.port, "contract-b", server.token) as backend:
             yield backend
 
     @pytest.fixture

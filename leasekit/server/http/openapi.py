@@ -126,6 +126,14 @@ _BULK = [
 """What a bulk act selects, and that it follows a dry run; `CancelMatchingRequest` checks this rule."""
 
 
+_NEW_TOKEN = {
+    "properties": {
+        "name": {"pattern": r"^(?!-)(?!local\Z)"},
+        "kinds": {"items": {"pattern": r"^[^*]*\*?\Z"}},
+    }
+}
+"""Which names mean nothing else, and where a pattern may have a `*`; the role of tokens checks this rule."""
+
 _ACCESS_TOKEN = {
     "type": "http",
     "scheme": "bearer",
@@ -215,6 +223,7 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     schemas["RescheduleMatchingRequest"]["allOf"] = [*({"anyOf": rule} for rule in _BULK), _AT_OR_DELAY, _CHANGES]
     for name in ("CancelMatchingRequest", "RescheduleMatchingRequest"):
         schemas[name]["properties"]["status"]["anyOf"][0] = _LIVE_STATUS
+    schemas["TokenRequest"]["allOf"] = [_NEW_TOKEN]
     schemas["GateRequest"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("until", "duration")]
     schemas["PeriodicTaskItem"]["oneOf"] = _RULES
     schemas["SettlementItem"]["anyOf"] = _THEN

@@ -290,6 +290,7 @@ async def _changed(request: ApiRequest, change: periodic.Change, note: Note) -> 
     return replace(info, task=replace(info.task, payload=Raw(b"null")))  # whoever may not read gets what it sent only
 
 
+_IN_USE = {409: "The id, the name or the secret is that of another access token, or this one has ended."}
 _NO_TOKEN = {404: "There is no such access token, or its caller may not see it."}
 
 
@@ -310,7 +311,7 @@ async def get_token(request: ApiRequest, params: OneToken) -> TokenInfo:
     return info
 
 
-@post("/v1/tokens", needs("operate", kinds=Where.TOKENS), WRITES)
+@post("/v1/tokens", needs("operate", kinds=Where.TOKENS), WRITES | _IN_USE)
 async def create_token(request: ApiRequest, params: NewTokenParameters, body: TokenRequest) -> TokenInfo:
     """Make an access token. The client makes its secret, and sends the SHA-256 of it: so a repeat makes no second one.
 
@@ -333,7 +334,7 @@ async def revoke_token(request: ApiRequest, params: ChangedToken) -> TokenInfo:
     return await _token(request, tokens.Revoke(params.token, request.access), note)
 
 
-@post("/v1/tokens/{token}/rotate", needs("operate", kinds=Where.TOKENS), WRITES | _NO_TOKEN)
+@post("/v1/tokens/{token}/rotate", needs("operate", kinds=Where.TOKENS), WRITES | _NO_TOKEN | _IN_USE)
 async def rotate_token(request: ApiRequest, params: ChangedToken, body: RotateRequest) -> TokenInfo:
     """Give an access token another secret; with `overlap`, the one before it is taken too for some time."""
     note = request.note("token.rotate", target=params.token, fields=body, worker=params.worker)

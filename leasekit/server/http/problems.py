@@ -17,6 +17,7 @@ from starlette.responses import Response
 from leasekit._lifecycle.validation import shortened
 from leasekit.errors import AccessDenied, Refused, Throttled, Unavailable
 from leasekit.server.log_limit import LogLimit
+from leasekit.server.roles.tokens import Conflict
 from leasekit.wire import ItemError, Problem, ProblemType
 
 MEDIA_TYPE = "application/problem+json"
@@ -82,7 +83,8 @@ class UnknownPeriodic(HTTPException):
 def problem_of(request: Request, error: Exception) -> Response:
     match error:
         case Refused():
-            return _problem(422, str(error), errors=[msgspec.convert(entry, ItemError) for entry in error.errors])
+            errors = [msgspec.convert(entry, ItemError) for entry in error.errors]
+            return _problem(409 if isinstance(error, Conflict) else 422, str(error), errors=errors)
         case Throttled():
             # Whole seconds, as in RFC 9110, and at least 1: a 0 would invite an immediate repeat.
             wait = max(1, math.ceil(error.retry_after or 1))
@@ -134,7 +136,7 @@ def _problem(
 
 
 def _type_of(status: int) -> ProblemType:
-    if status in (413, 422):
+    if status in (409, 413, 422):
         return "urn:leasekit:problem:refused"
     if status in (408, 429) or status >= 500:
         return "urn:leasekit:problem:later"

@@ -21,6 +21,13 @@ _MOST = 1000  # tokens, which are all in the memory of each node
 _KEPT = 30 * 86400.0  # seconds for which a token is listed that is no longer valid
 
 
+class Conflict(Refused):
+    """The refusal of what would be fine, if there were not what there is."""
+
+    def __init__(self, field: str, detail: str) -> None:
+        super().__init__(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
+
+
 class Create(NamedTuple):
     """Make an access token."""
 
@@ -100,26 +107,27 @@ def _check_order(turn: UnitOfWork, rows: Mapping[str, TokenRow], order: TokenReq
             _refuse("kinds", f"has the pattern {pattern!r}: a * stands only at the end, as in mail.*")
     if until is not None and until <= turn.now:
         _refuse("expires_at", "has passed: give a later one")
-    if order.id in rows:
-        _refuse("id", "is that of another access token: make a new one")
     if order.name == LOCAL.name:
         _refuse("name", f"is what callers without a token are called, {LOCAL.name!r}: use another")
     if order.name.startswith("-"):
         _refuse("name", f"begins with a hyphen, as options do and empty fields are shown, {order.name!r}: use another")
+    if order.id in rows:
+        raise Conflict("id", "is that of another access token: make a new one")
     if any(row.name == order.name and is_valid(row, turn.now) for row in rows.values()):
-        _refuse("name", f"is that of an access token, {order.name!r}: revoke or rotate it, or use another name")
+        raise Conflict("name", f"is that of an access token, {order.name!r}: revoke or rotate it, or use another name")
     _check_digest(rows, bytes.fromhex(order.digest))
     if len(rows) >= _MOST:
-        raise Refused(
-            f"there are {_MOST} access tokens already, with those that have ended in the last 30 days: "
-            f"let clients share a token, or wait until ended ones are 30 days old"
+        raise Conflict(
+            "id",
+            f"is that of one token too many: there are {_MOST}, with those that have ended in the last 30 days. "
+            f"Let clients share a token, or wait until ended ones are 30 days old",
         )
 
 
 def _check_digest(rows: Mapping[str, TokenRow], digest: bytes) -> None:
     used = [known for row in rows.values() for known in (row.digest, row.former_digest) if known is not None]
     if any(compare_digest(known, digest) for known in used):
-        _refuse("digest", "is that of a secret that was used before: make a new one")
+        raise Conflict("digest", "is that of a secret that was used before: make a new one")
 
 
 def _refuse(field: str, detail: str) -> None:
@@ -131,7 +139,7 @@ def _rotated(turn: UnitOfWork, rows: Mapping[str, TokenRow], old: TokenRow, want
     if compare_digest(digest, old.digest):
         return old
     if not is_valid(old, turn.now):
-        raise Refused(f"the access token {old.name!r} was revoked, or has expired: make another one")
+        raise Conflict("token", f"was revoked, or has expired, {old.name!r}: make another one")
     _check_digest(rows, digest)
     until = turn.now + wanted.order.overlap
     former = (old.digest, until) if wanted.order.overlap else (None, None)

@@ -72,12 +72,12 @@ class Access(SchedulerBase):
         await guarded.create_token(**order)
         new = {"token_id": uuid.uuid4().hex, "name": f"another {order['name']}", "digest": new_digest()}
         with pytest.raises(Refused):
-            await guarded.create_token(**(order | new | {same: order[same]}))
+            await guarded.create_token(**changed(order, **{**new, same: order[same]}))
 
     async def test_the_name_of_a_token_that_ended_is_free(self, guarded: TokenService, order: dict[str, Any]) -> None:
         first = await guarded.create_token(**order)
         await guarded.revoke_token(first.id)
-        second = await guarded.create_token(**(order | {"token_id": uuid.uuid4().hex, "digest": new_digest()}))
+        second = await guarded.create_token(**changed(order, token_id=uuid.uuid4().hex, digest=new_digest()))
         assert await guarded.token(order["name"]) == second
         assert await guarded.token(first.id) != second
 
@@ -134,7 +134,7 @@ class Access(SchedulerBase):
         self, guarded: TokenService, order: dict[str, Any], wrong: dict[str, Any]
     ) -> None:
         with pytest.raises(Refused):
-            await guarded.create_token(**(order | wrong))
+            await guarded.create_token(**changed(order, **wrong))
 
     async def test_a_token_that_would_have_ended_already_is_refused(
         self, guarded: TokenService, order: dict[str, Any]
@@ -151,7 +151,7 @@ class Access(SchedulerBase):
         await self.sleep(0.01)
         await guarded.revoke_token(made.name)
         with pytest.raises(Refused):
-            await guarded.create_token(**(order | {"scopes": ["all"]}))
+            await guarded.create_token(**changed(order, scopes=["all"]))
         entries = await self.acts(guarded, kind)
         assert [entry.act for entry in entries] == ["token.revoke", "token.rotate", "token.create"]
         assert {entry.target for entry in entries} == {made.name}
@@ -178,6 +178,10 @@ class Access(SchedulerBase):
 
 def new_digest() -> str:
     return hashlib.sha256(uuid.uuid4().bytes).hexdigest()
+
+
+def changed(order: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**order, **fields}
 
 
 def what_it_is(info: TokenInfo) -> tuple[Any, ...]:

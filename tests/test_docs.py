@@ -117,7 +117,8 @@ Forks = Callable[[Path, Path, Path], tuple[int, str]]
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     """Run a script in a folder, with a file for its output, in a process whose imports have been made before."""
-    modules = ["leasekit.testing.memory", "leasekit.server.shared"]
+    package = ["testing.memory", "server.shared", "server.store.sqlite.store"]
+    modules = [*(f"leasekit.{module}" for module in package), "leasekit_http"]
     command = [sys.executable, str(ROOT / "tests/forking.py"), *modules]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True

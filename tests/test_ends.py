@@ -43,7 +43,7 @@ def test_a_client_is_told_of_an_end(clients: tuple[Client, Client], number: int)
         waiting = others.submit(clients[number].wait_tasks, task, timeout=LONG)
         eventually(lambda: engine_of(clients[0]).ends_awaited)
         clients[0].cancel(task)
-        (info,) = waiting.result(15)
+        (info,) = waiting.result(60)
     assert info.status is Status.CANCELLED
 
 
@@ -55,4 +55,4 @@ def test_a_client_that_is_closed_waits_no_longer(clients: tuple[Client, Client],
         eventually(lambda: engine_of(clients[0]).ends_awaited)
         clients[number].close()
         with pytest.raises(Closed):
-            waiting.result(15)
+            waiting.result(60)

@@ -226,7 +226,7 @@ def test_whoever_waits_is_granted_it_when_it_is_given_back(client: Client) -> No
     thread = threading.Thread(target=second)
     with leasekit.lease(client.named("n")):
         thread.start()
-        waits.wait(10)
+        waits.wait(60)
         order.append("first")
     thread.join(30)
     assert order == ["first", "second"]
@@ -514,7 +514,7 @@ def test_whoever_waits_hears_that_it_was_done_meanwhile(client: Client) -> None:
     thread = threading.Thread(target=second)
     with leasekit.lease(client.once("m")):
         thread.start()
-        waits.wait(10)
+        waits.wait(60)
     thread.join(30)
     assert heard == ["done"]
 

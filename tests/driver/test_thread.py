@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from pathlib import Path
@@ -147,15 +146,14 @@ def test_a_task_that_does_not_end_when_told_to_is_left_behind(monkeypatch: pytes
             except asyncio.CancelledError:
                 await asyncio.sleep(0)
 
-    began = time.monotonic()
     driver.submit(stubborn())
-    begun.wait(20)
+    begun.wait(60)
     ending = threading.Thread(target=driver.release)
     ending.start()
-    ending.join(20)
+    ending.join(60)
+    has_ended = not ending.is_alive()
     go.set()
-    assert time.monotonic() - began < 20
-    assert not ending.is_alive()
+    assert has_ended
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, pytest.fail.Exception])
@@ -245,7 +243,7 @@ def test_bytes_that_arrive_as_their_read_is_cancelled_are_no_error_in_the_log(
                     assert reading.cancelled()
 
     driver = acquire()
-    driver.submit(work()).result(10)
+    driver.submit(work()).result(60)
     driver.release()
     assert caplog.records == []
 
@@ -255,7 +253,7 @@ def test_other_errors_of_callbacks_are_logged(caplog: pytest.LogCaptureFixture) 
     ended: asyncio.Future[None] = driver.loop.create_future()
     driver.call_soon(ended.set_result, None)
     driver.call_soon(ended.set_result, None)
-    driver.submit(answer(1)).result(10)
+    driver.submit(answer(1)).result(60)
     driver.release()
     assert ["InvalidStateError" in f"{record.exc_info}" for record in caplog.records] == [True]
 

@@ -28,7 +28,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_waits, "_PERIOD", 3600.0)
 
 
-async def waiting(engine: Engine, task_id: str, wait: float = 60) -> "asyncio.Task[TaskInfo | None]":
+async def waiting(engine: Engine, task_id: str, wait: float = 3600) -> "asyncio.Task[TaskInfo | None]":
     """A request that waits, and that the store was looked at for."""
     before = engine.ends_awaited
     request = asyncio.create_task(engine.queries.get(task_id, wait=wait))
@@ -38,7 +38,7 @@ async def waiting(engine: Engine, task_id: str, wait: float = 60) -> "asyncio.Ta
 
 async def answer_to(request: "asyncio.Task[TaskInfo | None]") -> TaskInfo:
     """The answer, which must come long before the time of the request is over: then any end is found."""
-    await until(request.done, within=30)
+    await until(request.done)
     info = await request
     assert info is not None
     return info
@@ -305,7 +305,7 @@ async def test_a_read_that_fails_is_the_answer_to_the_request(fake: Fake) -> Non
 
 async def asking(engine: Engine, *ids: str) -> "asyncio.Task[Ended]":
     """A request for the ends of many tasks, for which the store was looked at."""
-    request = asyncio.create_task(engine.queries.ended(ids, wait=60))
+    request = asyncio.create_task(engine.queries.ended(ids, wait=3600))
     await until(lambda: engine.ends_awaited >= len(ids) and not engine._end_waits._new)
     return request
 
@@ -315,7 +315,7 @@ async def test_the_first_end_of_many_tasks_answers(bench: Bench) -> None:
     await bench.put(*"abc")
     request = await asking(bench.engine, *"abc")
     await bench.cancel("b")
-    await until(request.done, within=30)
+    await until(request.done)
     assert [task.id for task in (await request).tasks] == ["b"]
     assert bench.engine.ends_awaited == 0
     assert not bench.engine._end_waits._awaited

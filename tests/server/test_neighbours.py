@@ -77,7 +77,7 @@ def others_of(node: Engine) -> Neighbours:
 
 async def becomes(fact: Callable[[], Awaitable[bool]]) -> None:
     """Wait until this is true."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not await fact():  # noqa: ASYNC110 - a fact of the database has no event
             await asyncio.sleep(0.01)
 
@@ -247,12 +247,11 @@ def test_workers_that_are_as_before_are_not_written_again(url: str) -> None:
 async def test_a_cancel_at_one_node_reaches_a_holder_that_waits_at_another(nodes: list[Engine]) -> None:
     await nodes[0].schedule([NewTask(kind="k", id="t")])
     (task,) = await taken(nodes[0])
-    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=30))
+    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=3600))
     await asyncio.sleep(0)
-    began_at = time.monotonic()
     assert [verdict.verdict for verdict in await nodes[2].cancel(["t"])] == ["cancel_requested"]
+    await until(waiting.done)
     assert await waiting == ["t"]
-    assert time.monotonic() - began_at < 10
     (beat,) = await nodes[1].heartbeat("w", [Beat(id="t", token=task.token)])  # without a hint too
     assert beat.cancel_requested
 
@@ -262,7 +261,7 @@ async def test_a_listener_that_lost_its_connection_hears_again(nodes: list[Engin
         before = listeners(connection)
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
         await until(lambda: len(listeners(connection) - before) == NODES)
-    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=30))
+    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=60))
     await nodes[0].schedule([NewTask(kind="k", id="t")])
     await taken(nodes[0])
     await nodes[2].cancel(["t"])
@@ -270,7 +269,7 @@ async def test_a_listener_that_lost_its_connection_hears_again(nodes: list[Engin
 
 
 async def test_messages_that_are_not_from_leasekit_are_ignored(nodes: list[Engine], url: str) -> None:
-    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=30))
+    waiting = asyncio.create_task(nodes[1].cancels(worker="w", wait=60))
     await nodes[0].schedule([NewTask(kind="k", id="t")])
     await taken(nodes[0])
     with psycopg.connect(url, autocommit=True) as connection:
@@ -300,7 +299,7 @@ async def test_a_claim_that_is_repeated_at_another_node_is_granted_once(nodes: l
 
 async def awaited(node: Engine, others: list[Engine]) -> "asyncio.Task[TaskInfo | None]":
     """A request that waits for the end of `t`, and that the others know of."""
-    request = asyncio.create_task(node.queries.get("t", wait=60))
+    request = asyncio.create_task(node.queries.get("t", wait=3600))
     await until(lambda: all("t" in others_of(other)._awaited_elsewhere for other in others))
     return request
 
@@ -311,7 +310,7 @@ async def test_a_request_hears_of_an_end_at_another_node(nodes: list[Engine], mo
     requests = [await awaited(nodes[0], nodes[1:]), await awaited(nodes[1], [nodes[0], nodes[2]])]
     await nodes[2].cancel(["t"])
     for request in requests:
-        await until(request.done, within=30)
+        await until(request.done)
         info = await request
         assert info is not None
         assert info.status is Status.CANCELLED
@@ -341,7 +340,7 @@ async def test_an_end_at_another_node_is_found_without_news(
     await nodes[0].schedule([NewTask(kind="k", id="t")])
     request = await awaited(nodes[0], [])
     await nodes[1].cancel(["t"])
-    await until(request.done, within=30)  # long before the time of the request is over
+    await until(request.done)  # long before the time of the request is over
     info = await request
     assert info is not None
     assert info.status is Status.CANCELLED

@@ -117,5 +117,5 @@ def test_sleepers_of_another_loop_are_awaited_and_woken(clock: FakeClock) -> Non
     keeper.start()
     asyncio.run(clock.asleep())
     clock.advance(5)
-    keeper.join(10)
+    keeper.join(60)
     assert not keeper.is_alive()

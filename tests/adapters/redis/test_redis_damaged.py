@@ -305,8 +305,7 @@ async def test_each_of_many_that_are_set_aside_at_once_is_named(
     places: Prepare, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = await places("running")
-    for number in range(1500):
-        place.ask("RPUSH", "outbox", f"no JSON {number}")
+    place.ask("RPUSH", "outbox", *(f"no JSON {number}" for number in range(1500)))
     while place.ask("LLEN", "outbox"):
         await place.backend._maintenance.maintain(place.kind)
     scores = place.ask("ZRANGE", "damaged", 0, -1, "WITHSCORES")[1::2]

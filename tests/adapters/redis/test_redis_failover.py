@@ -204,14 +204,15 @@ async def test_a_server_that_hangs_is_left_with_all_connections_to_it(
 ) -> None:
     """Connections to a machine that is gone do not break: each of them would cost a call its patience."""
     monkeypatch.setattr(client, "_STUCK", 0.05)
+    monkeypatch.setattr(client, "_TIMEOUT", 1000.0)
     await backend.schedule([NewTask(kind=kind) for _ in range(4)])
     tasks = await claim(backend, kind, limit=4)
     await asyncio.gather(*(verdict(backend, task) for task in tasks))
     await pair.fail_over(demoted=False)
     pair.first.ask("CLIENT", "PAUSE", 600_000, "ALL")
-    with anyio.move_on_after(0.2):
+    with anyio.move_on_after(1):
         await verdict(backend, tasks[0])
-    with anyio.fail_after(5):
+    with anyio.fail_after(60):
         for task in tasks:
             assert await verdict(backend, task) == "renewed"
 

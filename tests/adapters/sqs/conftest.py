@@ -1,5 +1,6 @@
 """SQS as moto plays it, over real HTTP, and credentials that are made up."""
 
+import functools
 import logging
 import uuid
 from collections.abc import AsyncIterator, Iterator
@@ -8,6 +9,7 @@ from typing import Any, Protocol
 import boto3
 import pytest
 from moto.core.utils import unix_time, unix_time_millis
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication as Dispatcher
 from moto.server import ThreadedMotoServer
 from moto.sqs.models import Queue
 from types_boto3_sqs import SQSClient
@@ -43,10 +45,16 @@ def one_change_at_a_time() -> None:
     Queue.delete_message = delete_alone  # type: ignore[method-assign]
 
 
+def find_services_once() -> None:
+    """Spare moto from listing its folder, and from trying the patterns of all services, for each request."""
+    Dispatcher.get_backend_for_host = functools.cache(Dispatcher.get_backend_for_host)  # type: ignore[method-assign]
+
+
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     one_change_at_a_time()
+    find_services_once()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -211,10 +211,11 @@ async def test_one_call_that_is_not_answered_leaves_the_others(
             aws.put(queue, "{}")
         tasks += (await backend.claim([queue], limit=10, wait=0, claim_id="c")).tasks
     _, go_on = aws.hold(EXTEND)
-    async with asyncio.timeout(24 / 12):
+    async with asyncio.timeout(60):
         verdicts = await backend.beat(beats(tasks))
     go_on.set()
     assert sorted(words(verdicts)) == ["failed"] * 10 + ["renewed"] * 10
+    # Less than the two seconds of the keeper.
     assert {verdict.reason for verdict in verdicts} == {None, "Unavailable: no answer within 1.6 s"}
 
 

@@ -144,7 +144,7 @@ async def test_a_receive_waits_for_a_message(queues: SqsQueues, opened: Open) ->
 async def test_a_receive_finds_a_queue_that_is_created_while_it_waits(
     queues: SqsQueues, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_queues, "_ABSENT", 0.01)
+    monkeypatch.setattr(task_queues, "_ABSENT", 0.2)
     waiting = asyncio.create_task(received(queues, wait=60))
     await until(lambda: K2 in queues._absent_until)
     await opened().send(K2, [A])
@@ -324,7 +324,7 @@ async def test_a_message_that_comes_after_its_task_has_ended_is_deleted(rig: Rig
 
 
 async def test_due_tasks_of_a_server_come_by_way_of_sqs(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_queues, "_ABSENT", 0.01)
+    monkeypatch.setattr(task_queues, "_ABSENT", 0.2)
     ids = {f"t{number}" for number in range(120)}
     workers = opened()
     async with Engine(MemoryStore(), queues=opened()) as engine:

@@ -187,7 +187,7 @@ async def test_what_is_answered_while_it_is_written_is_marked_as_answered(
     def slowly(settlements: Sequence[Settlement]) -> None:
         keep(settlements)
         written.set()
-        may_end.wait(10)
+        may_end.wait(60)
 
     monkeypatch.setattr(spool, "keep", slowly)
     await outbox.use(spool)

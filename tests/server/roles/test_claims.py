@@ -500,11 +500,11 @@ async def test_what_is_being_granted_as_a_claim_is_ended_is_told_to_the_call_tha
         with transaction() as tx:
             yield tx
             begun.set()
-            go_on.wait(10)
+            go_on.wait(60)
 
     monkeypatch.setattr(bench.engine._store, "transaction", slow)
     asking = asyncio.create_task(bench.claim(wait=30, claim_id="c1"))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, 60)
     ending = asyncio.create_task(bench.claim(limit=0, claim_id="c1"))
     await settled_down()
     go_on.set()

@@ -536,7 +536,7 @@ def test_an_engine_in_another_process_is_refused_and_told_who_has_it(
 
 def test_a_killed_server_leaves_no_lock(holder: "subprocess.Popen[str]", path: Path) -> None:
     holder.send_signal(signal.SIGKILL)
-    holder.wait(10)
+    holder.wait(60)
     store = SqliteStore(path)
     store.open()
     store.close()

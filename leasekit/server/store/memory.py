@@ -167,6 +167,7 @@ class _Tables:
             if not listed and row.seq in self.keys and (queues := self.queues.get(self._lane_of(row))):
                 if queues.get(self.keys[row.seq]) is listed:
                     del queues[self.keys[row.seq]]
+                    self.full.get(self._lane_of(row), {}).pop(self.keys[row.seq], None)  # its next task is looked at
             elif not listed and (lanes := self.lanes.get(row.kind)) and lanes.get(row.priority) is listed:
                 del self.lanes[row.kind][row.priority]
                 if not lanes:
@@ -826,7 +827,7 @@ class _MemoryTx(_MemoryView, Tx):
             before = table[key]
             self._undo.append(lambda: table.__setitem__(key, before))
         else:
-            self._undo.append(lambda: table.pop(key))
+            self._undo.append(lambda: table.pop(key, None))
         table[key] = value
 
     def _drop(self, table: dict[_K, _V], key: _K) -> None:

@@ -77,6 +77,20 @@ async def test_a_place_of_a_key_is_free_however_a_run_ends(bench: Bench) -> None
     assert await bench.take()
 
 
+@pytest.mark.parametrize("is_lifted", [False, True])
+async def test_a_full_key_without_waiting_tasks_is_not_full_for_its_next_task(bench: Bench, is_lifted: bool) -> None:
+    await limit(bench)
+    await put(bench, "a1", "a2", "b1")
+    claimed = (await bench.claim()).tasks
+    assert sorted(task.id for task in claimed) == ["a1", "b1"]
+    await bench.engine.cancel(["a2"])
+    await bench.settle(of(claimed, "a1"))
+    if is_lifted:
+        await bench.engine.operations.set_kind("k", None, by="ada")
+    await put(bench, "a3")
+    assert await bench.ids() == ["a3"]
+
+
 async def test_the_limit_of_a_key_holds_over_all_priorities(bench: Bench) -> None:
     await limit(bench)
     await put(bench, "a1", "b1", priority=3)

@@ -17,14 +17,15 @@ fence name a lease; only the first six characters of its token are ever written.
 Which component writes which event, and at which moment:
 
   a scheduling client      Asked before a schedule leaves, Acknowledged when its answer arrives; CancelAsked and
-                           CancelAnswered, RescheduleAsked and RescheduleAnswered likewise; PeriodicSet when answered
+                           CancelAnswered, RescheduleAsked and RescheduleAnswered, BulkAsked and BulkAnswered likewise;
+                           PeriodicSet when answered
   a worker                 Granted, Renewed, Refused, SettleAnswered when the answer arrives, with `asked_at`, when the
                            request left (of a claim: the first one under its id); SettleAsked before it leaves; Lost
   a handler                Started before its first line, Effect before each side effect, Stopped after its last line
   what observes processes  Began, Ended (reaped: no code of the process runs from here on), Draining, Paused, Resumed,
                            Frozen, Thawed
-  the store, if it can     Issued, Extended, Closed, Redriven as they are committed; GateChanged and KindChanged, after
-                           the leases of the same transaction; Served: each item that was answered
+  the store, if it can     Issued, Extended, Closed, Redriven, Replaced as they are committed; GateChanged and
+                           KindChanged, after the leases of the same transaction; Served: each item that was answered
   the harness              Fault when a fault has taken effect, FaultsOver, and after a full drain a Final for each task
 
 A component leaves out what it cannot see: the checker judges by the events that exist. Without the store's events the
@@ -111,6 +112,9 @@ class Asked(Event, frozen=True, kw_only=True):
     due_at: float | None = None  # the moment before which the task must not be granted, by the true clock
     dedupe_key: str | None = None
     dedupe_window: float | None = None
+    dedupe_scope: str = "kept"
+    debounce: float | None = None
+    payload: str = ""  # a digest of the payload, where it may replace another
     max_attempts: int | None = None
     max_crashes: int = 5
     max_runtime: float | None = None
@@ -127,6 +131,7 @@ class Acknowledged(Event, frozen=True, kw_only=True):
     task: str  # the id in the answer: another one where a task with the dedupe key existed
     created: bool = True
     conflict: bool = False
+    replaced: bool = False  # the task has the payload and the due time of this request
 
 
 class CancelAsked(Event, frozen=True, kw_only=True):
@@ -154,6 +159,25 @@ class RescheduleAnswered(Event, frozen=True, kw_only=True):
     task: str
     asked_at: float
     due_by_store: float  # the due time by the store's clock
+
+
+class BulkAsked(Event, frozen=True, kw_only=True):
+    """A bulk act is about to cancel or reschedule all tasks of a kind that a dry run has counted."""
+
+    act: Literal["cancel", "reschedule"]
+    kind: str
+    counted_from: float  # when the dry run was asked: it has counted the tasks that were there
+    counted_until: float  # when the dry run was answered: tasks that are scheduled later are not touched
+
+
+class BulkAnswered(Event, frozen=True, kw_only=True):
+    """A bulk act has come to its end."""
+
+    act: Literal["cancel", "reschedule"]
+    kind: str
+    asked_at: float
+    counted_from: float
+    due_by_store: float | None = None  # the new due time by the store's clock
 
 
 class PeriodicSet(Event, frozen=True, kw_only=True):
@@ -220,6 +244,7 @@ class Started(LeaseEvent, frozen=True, kw_only=True):
     """The handler of a task is about to run its first line."""
 
     idle_timeout: float | None = None
+    payload: str = ""  # a digest of the payload that the handler has
 
 
 class Effect(LeaseEvent, frozen=True, kw_only=True):
@@ -264,6 +289,15 @@ class Closed(LeaseEvent, frozen=True, kw_only=True):
 
 class Redriven(LeaseEvent, frozen=True, kw_only=True):
     """An operator's redrive has begun a new life of the task: leases with greater fences belong to it."""
+
+
+class Replaced(Event, frozen=True, kw_only=True):
+    """A task has another payload and another due time, which a later request has brought."""
+
+    task: str
+    payload: str  # a digest
+    due_by_store: float  # the due time by the store's clock
+    put_off: float  # seconds from the moment at which the task was scheduled to the due time
 
 
 class GateChanged(Event, frozen=True, kw_only=True):
@@ -325,9 +359,9 @@ class Final(Event, frozen=True, kw_only=True):
 
 _Any = (
     Began | Ended | Draining | Paused | Resumed | Frozen | Thawed | Asked | Acknowledged | CancelAsked | CancelAnswered
-    | RescheduleAsked | RescheduleAnswered | PeriodicSet
+    | RescheduleAsked | RescheduleAnswered | BulkAsked | BulkAnswered | PeriodicSet
     | Granted | Renewed | Refused | Lost | SettleAsked | SettleAnswered | Started | Effect | Stopped | Issued | Extended
-    | Closed | Redriven | GateChanged | KindChanged | Served | Fault | FaultsOver | Final
+    | Closed | Redriven | Replaced | GateChanged | KindChanged | Served | Fault | FaultsOver | Final
 )  # fmt: skip
 
 E = TypeVar("E", bound=Event)

@@ -18,6 +18,7 @@ import msgspec
 from harness import history
 from harness.history import Log, boottime
 from leasekit._forwarding import ForwardingScheduler
+from leasekit._lifecycle.sameness import payload_digest
 from leasekit.backend import Backend, Scheduler, TicketSource
 from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Ticket, Verdict, effective
 
@@ -127,7 +128,7 @@ class Recorded(ForwardingScheduler):
         answers = await super().schedule(tasks)
         for task, answer in zip(tasks, answers, strict=False):
             if task.id is not None:
-                details = {"created": answer.created, "conflict": answer.conflict}
+                details = {"created": answer.created, "conflict": answer.conflict, "replaced": answer.replaced}
                 self._log.add(history.Acknowledged, asked=task.id, task=answer.id, **details)
         return answers
 
@@ -152,6 +153,11 @@ def digest(settlement: Settlement) -> str:
     return hashlib.blake2s(msgspec.json.encode(settlement), digest_size=8).hexdigest()
 
 
+def digest_of(payload: Any) -> str:
+    """A digest that is equal for equal payloads, and does not disclose their content."""
+    return payload_digest(msgspec.json.encode(payload)).hex()[:12]
+
+
 def _number(progress: Any) -> float | None:
     value = msgspec.json.decode(progress) if isinstance(progress, msgspec.Raw) else progress
     return value if isinstance(value, float) else None
@@ -168,7 +174,9 @@ def _asked(task: NewTask, offset: float) -> dict[str, Any]:
     """The fields of `Asked` for a task; `offset` is by how much the history's clock is ahead of Unix time."""
     names = ("priority", "dedupe_window", "max_attempts", "max_crashes", "max_runtime", "expiry", "heartbeat_timeout")
     settings = effective(task)
-    fields = {name: getattr(task, name) for name in ("kind", "collection", "key", "requires", "dedupe_key")}
+    fields = {name: getattr(task, name) for name in ("kind", "collection", "key", "requires", "dedupe_key", "debounce")}
     fields |= {name: getattr(settings, name) for name in names}
-    fields |= {"after": tuple(task.after), "start_deadline": settings.start_deadline}
+    fields |= {"after": tuple(task.after), "start_deadline": settings.start_deadline, "dedupe_scope": task.dedupe_scope}
+    if task.debounce is not None:
+        fields["payload"] = digest_of(task.payload)
     return {**fields, "task": task.id, "due_at": None if task.at is None else task.at.timestamp() + offset}

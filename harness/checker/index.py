@@ -88,6 +88,7 @@ class Life:
     reschedule_asked: list[log.RescheduleAsked] = field(default_factory=list[log.RescheduleAsked])
     reschedule_answered: list[log.RescheduleAnswered] = field(default_factory=list[log.RescheduleAnswered])
     redriven: list[log.Redriven] = field(default_factory=list[log.Redriven])
+    replaced: list[log.Replaced] = field(default_factory=list[log.Replaced])
     leases: dict[int, Lease] = field(default_factory=dict[int, Lease])
     final: log.Final | None = None
 
@@ -124,7 +125,9 @@ class Life:
     @property
     def is_simple(self) -> bool:
         """Whether the task waited for its due time only, as it was scheduled: not for others, and not rescheduled."""
-        return not self.reschedule_asked and not any(asked.after or asked.start_deadline for asked in self.asked)
+        return not self.reschedule_asked and not any(
+            asked.after or asked.start_deadline or asked.debounce for asked in self.asked
+        )
 
     @property
     def is_durable(self) -> bool:
@@ -155,6 +158,8 @@ class Lives:
         self.gates: list[log.GateChanged] = []
         self.kinds: list[log.KindChanged] = []
         self.periodics: list[log.PeriodicSet] = []
+        self.bulk_asked: list[log.BulkAsked] = []
+        self.bulk_answered: list[log.BulkAnswered] = []
         self.over_at: float | None = None
         self.last_at = events[-1].at if events else 0.0
         self.sees_store = False
@@ -163,6 +168,8 @@ class Lives:
             self._take(event)
         for (who, how), since in self._standing.items():
             self._stood(who, how, since, self.last_at)
+        for act in self.bulk_asked:
+            self._spread(act)
 
     def of(self, task: str) -> Life:
         if task not in self.tasks:
@@ -222,6 +229,7 @@ class Lives:
                 | log.CancelAnswered()
                 | log.RescheduleAsked()
                 | log.RescheduleAnswered()
+                | log.Replaced()
             ):
                 getattr(self.of(event.task), _LISTS[type(event)]).append(event)
             case log.Final():
@@ -232,12 +240,31 @@ class Lives:
                 self.kinds.append(event)
             case log.PeriodicSet():
                 self.periodics.append(event)
+            case log.BulkAsked():
+                self.bulk_asked.append(event)
+            case log.BulkAnswered():
+                self.bulk_answered.append(event)
             case log.Fault():
                 self.faults.append(event)
             case log.FaultsOver():
                 self.over_at = event.at
             case _:
                 self._take_process(event)
+
+    def _spread(self, act: log.BulkAsked) -> None:
+        """Note a bulk act as asked of each task that it may change: those that were there when its dry run ended."""
+        for task, life in self.tasks.items():
+            if life.asked and (life.asked[0].kind != act.kind or life.asked[0].at > act.counted_until):
+                continue
+            has_ended = any(end.ended and end.at < act.at for lease in life.leases.values() for end in lease.closed)
+            if has_ended and not life.redriven:
+                continue
+            if act.act == "cancel":
+                life.cancel_asked.append(log.CancelAsked(at=act.at, who=act.who, task=task))
+                life.cancel_asked.sort(key=lambda ask: ask.at)
+            else:
+                life.reschedule_asked.append(log.RescheduleAsked(at=act.at, who=act.who, task=task))
+                life.reschedule_asked.sort(key=lambda ask: ask.at)
 
     def _take_process(self, event: log.Event) -> None:
         match event:

@@ -132,6 +132,8 @@ def _l2_taken_back(room: _Room, life: Life, lives: Lives, rules: Rules) -> Found
         is_settled = any(answer.verdict == "settled" for answer in lease.settle_answered)
         if is_settled or any(not end.expired for end in lease.closed):
             continue
+        if any(ask.at >= lease.asked_at for ask in life.reschedule_asked):  # it may have been put off
+            continue
         if life.asked and life.asked[0].expiry == "retry":  # it waits as its retry policy says
             continue
         ready_at = process.ended.at

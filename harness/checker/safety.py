@@ -319,6 +319,8 @@ def _s11_gated(life: Life, lives: Lives, rules: Rules) -> Found:
             break
     if rules.due_slack is None or not life.asked or life.reschedule_asked or (due_at := life.asked[0].due_at) is None:
         return
+    if life.asked[0].debounce is not None:  # see A13
+        return
     early = [lease.grant for lease in life.known if lease.grant.at < due_at - rules.due_slack]
     if early:
         yield "it was granted before it was due", [*life.asked, *early]
@@ -391,7 +393,7 @@ def _may_be_granted(lives: Lives, life: Life, by: float) -> bool:
 
 def _s11_dedupe(lives: Lives, rules: Rules) -> Iterator[Violation]:
     """A kind and a dedupe key have one task at a time, within the window of the key."""
-    firsts: dict[tuple[str, str], tuple[log.Asked, log.Acknowledged]] = {}
+    firsts: dict[tuple[str, str], tuple[log.Asked, log.Acknowledged]] = {}  # of each key, the last task that was made
     answers = (answer for life in lives.tasks.values() for answer in life.acknowledged if answer.created)
     for answer in sorted(answers, key=lambda answer: answer.at):
         asked = next(iter(lives.of(answer.asked).asked), None)
@@ -403,12 +405,23 @@ def _s11_dedupe(lives: Lives, rules: Rules) -> Iterator[Violation]:
             window = first.dedupe_window
             # A window ends by the clock of due times, which follows steps forward.
             is_open = rules.due_slack is not None and answer.at < first.at + (window or 0.0) * (1 - rules.drift)
-            counts = window is None or is_open
+            counts = (window is None or is_open) and _keeps_its_key(lives, answered, asked, answer)
             if counts and answered.task != answer.task:
                 why = f"it was created although {answered.task} has its key"
                 yield Violation(rule="S11", task=answer.task, why=why, events=[first, answered, asked, answer])
                 continue
         firsts[key] = (asked, answer)
+
+
+def _keeps_its_key(lives: Lives, first: log.Acknowledged, asked: log.Asked, answer: log.Acknowledged) -> bool:
+    """Whether a task that was made surely has its key when another is: one that ended or was begun may lose it."""
+    if asked.debounce is None and asked.dedupe_scope == "kept":
+        return True
+    life = lives.of(first.task)
+    over = [end.at for lease in life.leases.values() for end in lease.closed if end.ended]
+    if asked.debounce is not None:
+        over += [issued.at for lease in life.known for issued in lease.issued]
+    return lives.sees_store and first.at < asked.at and not any(at <= answer.at for at in over)
 
 
 _OF_TASK: Sequence[tuple[str, Check]] = (

@@ -1,7 +1,9 @@
-"""The rules of what a task waits for, A7-A10: other tasks, a new time, its firing, and not for too long."""
+"""The rules of what a task waits for: other tasks, a new time, its firing, and not for too long (A7-A10); and of acts
+on what waits: bulk acts (A12), and submissions that replace others (A13).
+"""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
 
@@ -14,7 +16,7 @@ _ROUNDED = 1e-3  # seconds: instants are floats
 
 def waiting(lives: Lives, rules: Rules) -> list[Violation]:
     of_clients = (*_a7_after(lives), *_a8_rescheduled(lives), *_a10_late(lives, rules))
-    return [*of_clients, *_a9_firings(lives, rules)]
+    return [*of_clients, *_a9_firings(lives, rules), *_a12_bulk(lives), *_a12_untouched(lives), *_a13_replaced(lives)]
 
 
 def _a7_after(lives: Lives) -> Iterator[Violation]:
@@ -97,7 +99,8 @@ def _a10_late(lives: Lives, rules: Rules) -> Iterator[Violation]:
     """A task is not granted for the first time after its start deadline, and is dropped then if it has not begun."""
     for task, life in lives.tasks.items() if rules.due_slack is not None else ():
         asked = life.asked[0] if life.asked else None
-        if asked is None or asked.start_deadline is None or life.reschedule_asked or life.redriven:
+        moves = life.reschedule_asked or life.redriven or life.replaced
+        if asked is None or asked.start_deadline is None or moves:
             continue
         if not (created := [answer for answer in life.acknowledged if answer.created]):
             continue
@@ -105,3 +108,98 @@ def _a10_late(lives: Lives, rules: Rules) -> Iterator[Violation]:
         late = [grant for lease in life.known[:1] for grant in lease.issued if grant.at > by]
         if late:
             yield Violation(rule="A10", task=task, why="it was granted after its start deadline", events=[asked, *late])
+
+
+def _a12_bulk(lives: Lives) -> Iterator[Violation]:
+    """A bulk act changes all tasks that were there when its dry run began, unless they have begun or changed since."""
+    for act in lives.bulk_answered:
+        for task, life in lives.tasks.items():
+            if not _is_counted(life, act):
+                continue
+            grant = next((lease.grant for lease in life.known if lease.grant.at > act.at), None)
+            if grant is not None and act.act == "cancel":
+                why = f"all of the kind {act.kind} were cancelled while it waited, and it was granted after that"
+                yield Violation(rule="A12", task=task, why=why, events=[act, grant])
+            elif grant is not None and _is_early(grant, act) and not _is_moved_after(life, act, by=grant.at):
+                why = f"all of the kind {act.kind} were rescheduled while it waited, and it was granted earlier"
+                yield Violation(rule="A12", task=task, why=why, events=[act, grant])
+
+
+def _is_counted(life: Life, act: log.BulkAnswered) -> bool:
+    """Whether a task waited from before the dry run until after the act, and nothing else changed it meanwhile."""
+    is_there = any(
+        answer.created and answer.asked == life.task and answer.at < act.counted_from for answer in life.acknowledged
+    )
+    has_begun = any(lease.grant.at <= act.at for lease in life.known) or bool(life.redriven)
+    is_changed = any(act.asked_at <= change.at <= act.at for change in life.replaced)
+    is_changed |= any(ask.at <= act.at and ask.at != act.asked_at for ask in life.reschedule_asked)
+    return is_there and life.asked[0].kind == act.kind and not has_begun and not is_changed
+
+
+def _is_early(grant: log.Issued | log.Granted, act: log.BulkAnswered) -> bool:
+    at = grant.by_store if isinstance(grant, log.Issued) else None
+    return at is not None and at < (act.due_by_store or 0.0) - _ROUNDED
+
+
+def _is_moved_after(life: Life, act: log.BulkAnswered, *, by: float) -> bool:
+    return any(act.asked_at < change.at <= by for change in (*life.reschedule_asked, *life.replaced))
+
+
+def _a12_untouched(lives: Lives) -> Iterator[Violation]:
+    """A bulk act touches no task that was scheduled after its dry run: a task whose cancel or reschedule nobody asked
+    for is neither cancelled nor rescheduled. A reschedule takes a fence.
+    """
+    for task, life in lives.tasks.items() if lives.bulk_asked else ():
+        asks = [ask for lease in life.leases.values() for ask in lease.settle_asked if ask.outcome == "cancelled"]
+        for end in (end for lease in life.leases.values() for end in lease.closed):
+            is_free = not any(ask.at <= end.at for ask in (*life.cancel_asked, *asks))
+            if end.status == "cancelled" and is_free and not end.reason:  # a gate says so
+                yield Violation(rule="A12", task=task, why="it was cancelled, and nobody asked for that", events=[end])
+        moves = (*life.reschedule_asked, *life.replaced, *life.redriven)
+        for lease in life.known[:1] if lives.sees_store and not moves else ():
+            if lease.fence > 1:
+                why = "it was rescheduled, and nobody asked for that"
+                yield Violation(rule="A12", task=task, why=why, events=[*life.asked[:1], lease.grant])
+
+
+def _a13_replaced(lives: Lives) -> Iterator[Violation]:
+    """A task has the payload of the last submission that replaced it, which was before its first run; and its due time,
+    which was put off for no longer than the submission says.
+    """
+    asks = {asked.payload: asked for life in lives.tasks.values() for asked in life.asked if asked.debounce is not None}
+    for task, life in lives.tasks.items():
+        for why, event in _replaced_badly(life, asks):
+            yield Violation(rule="A13", task=task, why=why, events=[*life.asked[:1], *life.replaced[-2:], event])
+        for answer in life.acknowledged if lives.sees_store else ():
+            if answer.replaced and not _has_replaced(lives, life, answer):
+                why = f"{answer.asked} was answered with it as replaced, and was not written"
+                yield Violation(rule="A13", task=task, why=why, events=[answer])
+
+
+def _replaced_badly(life: Life, asks: Mapping[str, log.Asked]) -> Iterator[tuple[str, log.Event]]:
+    grants = [issued for lease in life.known for issued in lease.issued]
+    for change in life.replaced:
+        if grants and grants[0].at < change.at:
+            yield "its payload was replaced after it had begun", grants[0]
+        allowed = asks[change.payload].debounce if change.payload in asks else None
+        if allowed is not None and change.put_off > allowed + _ROUNDED:
+            yield f"it was put off by {change.put_off:g} s, and {allowed:g} s are allowed", change
+    if not life.asked or life.asked[0].debounce is None:
+        return
+    key = (life.asked[0].kind, life.asked[0].dedupe_key)
+    # In the transaction that makes a task, others may replace it at once.
+    of_key = {payload for payload, asked in asks.items() if (asked.kind, asked.dedupe_key) == key}
+    expected = {life.replaced[-1].payload} if life.replaced else of_key
+    for start in (start for lease in life.leases.values() for start in lease.started):
+        if start.payload and start.payload not in expected:
+            yield "it has run with another payload than that of the last submission", start
+    for last in () if life.reschedule_asked or life.redriven else life.replaced[-1:]:
+        if grants and grants[0].by_store is not None and grants[0].by_store < last.due_by_store - _ROUNDED:
+            yield "it was granted before the due time of the last submission", grants[0]
+
+
+def _has_replaced(lives: Lives, life: Life, answer: log.Acknowledged) -> bool:
+    """Whether the store has written a payload meanwhile: the last of a transaction, or that of a new task."""
+    since = lives.of(answer.asked).asked[0].at
+    was_there = any(other.at < since for other in life.acknowledged)
+    return not was_there or any(since <= change.at <= answer.at for change in life.replaced)

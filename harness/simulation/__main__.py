@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.history import encode
 from harness.simulation import campaign
 from harness.simulation.run import Outcome, simulate
-from harness.simulation.scenario import FAULTS, PRESETS, Scenario, swarm
+from harness.simulation.scenario import CHANGES, FAULTS, PRESETS, Scenario, swarm
 from harness.simulation.shrink import shrink
 
 _SHOWN = 5
@@ -93,7 +93,7 @@ def _many(options: argparse.Namespace) -> int:
 
 
 def _counted(fired: Counter[str]) -> str:
-    return "fired: " + ", ".join(f"{name} {fired[name]:,}" for name in FAULTS)
+    return "fired: " + ", ".join(f"{name} {fired[name]:,}" for name in (*FAULTS, *CHANGES))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from harness.simulation.run import Outcome, simulate
-from harness.simulation.scenario import FAULTS, Scenario, swarm
+from harness.simulation.scenario import CHANGES, FAULTS, Scenario, swarm
 
 _ENOUGH = 200.0  # simulated hours in which every kind of fault fires
 _SQL_HOURS = 1.0  # of one history over a database
@@ -31,8 +31,9 @@ class Campaign:
 
     @property
     def silent(self) -> list[str]:
-        """Kinds of faults that did not fire although enough hours have passed."""
-        return [name for name in FAULTS if not self.fired[name]] if self.hours >= _ENOUGH else []
+        """Kinds of faults and changes that did not fire although enough hours have passed."""
+        names = [*FAULTS, *CHANGES]
+        return [name for name in names if not self.fired[name]] if self.hours >= _ENOUGH else []
 
     def add(self, outcome: Outcome) -> None:
         self.histories += 1

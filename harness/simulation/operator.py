@@ -1,4 +1,4 @@
-"""An operator, who changes gates and limits while tasks are scheduled, wait and run."""
+"""An operator, who changes gates, limits, and all tasks of a kind, while tasks are scheduled, wait and run."""
 
 import asyncio
 import random
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from harness.history import Began
+from msgspec.structs import replace
+
+from harness.history import Began, BulkAnswered, BulkAsked
 from harness.simulation.net import Net, Remote
 from harness.simulation.worker import COLLECTIONS, KINDS
 from harness.simulation.world import Process, World
@@ -16,8 +18,8 @@ from leasekit._driver.retrying import call_once, call_until
 from leasekit._driver.thread import spawn
 from leasekit.errors import BackendError
 from leasekit.server.roles.gates import Gated
-from leasekit.task import KindSettings
-from leasekit.wire import GateRequest
+from leasekit.task import KindSettings, Matched
+from leasekit.wire import CancelMatchingRequest, GateRequest, RescheduleMatchingRequest
 
 _WHO = "operator"
 _LOOK = 60.0  # seconds between two looks for what is still set once the faults are over
@@ -36,8 +38,11 @@ class Operator:
         world.log(Began, self.process.who, role="scheduler")
 
     def change(self, name: str, chance: random.Random, lasts: float) -> Callable[[], None]:
-        """Close a gate, or limit a kind; return what takes the change back."""
+        """Close a gate, limit a kind, or change all its tasks; return what takes the change back, if anything can."""
         match name:
+            case "bulk":
+                self.process.call(spawn, self._change_all(chance), self._running)
+                return lambda: None
             case "gate":
                 return self._close(chance, lasts)
             case "key_limit":
@@ -87,6 +92,34 @@ class Operator:
                 return GateRequest(mode=mode, until=until)
             case _:
                 return GateRequest(mode=mode, reason=chance.choice((None, "a bad release")))
+
+    async def _change_all(self, chance: random.Random) -> None:
+        """Cancel or reschedule all tasks of a kind: count them, and change them somewhat later."""
+        kind, now = chance.choice(KINDS), self._world.now
+        act: Literal["cancel", "reschedule"] = chance.choice(("cancel", "reschedule", "reschedule"))
+        due_by_store = None if act == "cancel" else max(0.0, self._wall() + chance.uniform(-600, 1800))
+        request = CancelMatchingRequest(kind=kind, dry_run=True)
+        if due_by_store is not None:
+            at = datetime.fromtimestamp(due_by_store, UTC)
+            request = RescheduleMatchingRequest(kind=kind, at=at, dry_run=True)
+        with suppress(BackendError):
+            counted = await self._matching(act, request)
+            until = self._world.now
+            await asyncio.sleep(chance.uniform(0, 120))
+            if self._world.are_faults_over:
+                return
+            asked_at, about = self._world.now, {"act": act, "kind": kind, "counted_from": now}
+            self._world.log(BulkAsked, self.process.who, **about, counted_until=until)
+            request = replace(request, dry_run=False, token=counted.token)
+            answer = await self._matching(act, request)
+            while answer.cursor is not None:
+                answer = await self._matching(act, replace(request, cursor=answer.cursor))
+            self._world.log(BulkAnswered, self.process.who, **about, asked_at=asked_at, due_by_store=due_by_store)
+
+    async def _matching(self, act: str, request: CancelMatchingRequest) -> Matched:
+        ask = partial(call_once, partial(self._remote._call, f"{act}_matching", request), within=10.0)
+        answer: Matched = await call_until(ask, for_at_most=60.0)
+        return answer
 
     def mend(self) -> None:
         """Take all changes back until the end of the history: one may arrive late, and a second time."""

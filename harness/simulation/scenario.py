@@ -26,8 +26,8 @@ FAULTS = (
     "foreign",
     # Of operators.
     "redrive",
-    # Of operators, who close a gate for a while, or set limits of a kind or of its keys.
-    "gate", "limit", "key_limit",
+    # Of operators, who close a gate for a while, set limits of a kind or of its keys, or change all tasks of a kind.
+    "gate", "limit", "key_limit", "bulk",
     # Of handlers that say `NotYet`.
     "poll",
 )  # fmt: skip
@@ -43,9 +43,10 @@ QUEUE_FAULTS = (
 )  # fmt: skip
 """Faults of queues, for a while each, in a scenario that has queues."""
 
-CHANGES = ("after", "reschedule", "late", "periodic")
-"""What clients do with tasks that wait, as percentages of tasks: some run after others, some are rescheduled, and some
-have a start deadline. `periodic` is the number of seconds between two firings of a periodic task."""
+CHANGES = ("after", "reschedule", "late", "debounce", "periodic")
+"""What clients do with tasks that wait, as percentages of tasks: some run after others, some are rescheduled, some have
+a start deadline, and some replace one another or have a live key. `periodic` is the number of seconds between two
+firings of a periodic task."""
 
 NODE_FAULTS = (
     # A node stands still, or is killed, between the beginning and the end of a transaction.
@@ -57,6 +58,8 @@ NODE_FAULTS = (
 
 _BEATS = Heartbeats()
 _RATES = (0.0, 0.3, 1.0, 4.0)
+_SHARES = (0.0, 0.0, 10.0, 40.0)  # of tasks
+_INTERVALS = (0.0, 0.0, 300.0, 900.0)  # of a periodic task
 _TTLS = ((120.0, 300.0), (60.0, 300.0), (60.0, 600.0), (30.0, 120.0, 300.0), (290.0, 300.0))
 _EQUAL = 1 / 8  # of all tasks
 
@@ -92,9 +95,10 @@ class Scenario:
 
 
 def swarm(seed: int, **others: object) -> Scenario:
-    """A scenario in which each kind of fault has a random rate, zero for many."""
+    """A scenario in which each kind of fault, and of change, has a random rate, zero for many."""
     chance = random.Random(f"swarm/{seed}")
     rates = {name: chance.choice(_RATES) for name in FAULTS}
+    rates |= {name: chance.choice(_INTERVALS if name == "periodic" else _SHARES) for name in CHANGES}
     has_queues = chance.random() < 0.25
     if has_queues:
         rates |= {name: chance.choice(_RATES) for name in QUEUE_FAULTS}
@@ -233,6 +237,37 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
             store_ambiguous=2.0,
         ),
         "tasks_per_hour": 150.0,
+    },
+    "debounces": {
+        "rates": only(
+            debounce=60.0,
+            same_key=20.0,
+            after=10.0,
+            late=10.0,
+            cancel=10.0,
+            drop_reply=4.0,
+            duplicate=4.0,
+            kill=4.0,
+            server_kill=4.0,
+            kill_after_commit=4.0,
+            store_ambiguous=2.0,
+        ),
+        "tasks_per_hour": 150.0,
+    },
+    "bulk": {
+        "rates": only(
+            bulk=12.0,
+            after=10.0,
+            late=10.0,
+            debounce=10.0,
+            drop_reply=4.0,
+            duplicate=4.0,
+            kill=4.0,
+            server_kill=4.0,
+            kill_after_commit=4.0,
+            store_ambiguous=2.0,
+        ),
+        "tasks_per_hour": 300.0,
     },
     "firings": {
         "rates": only(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -72,24 +73,48 @@ class Scheduler:
         with suppress(BackendError):
             await call_until(ask, for_at_most=7200.0)
             self.world.log(PeriodicSet, self.process.who, name=_PERIODIC, every=every)
+            self.world.fired["periodic"] += every > 0
 
     def _changed(self, batch: list[NewTask]) -> list[NewTask]:
-        """Have some of these tasks run after others, which may come later in the batch, or be late at some time."""
+        """Have some of these tasks run after others, which may come later in the batch, or be late at some time.
+
+        Some replace others, or have a key until they end.
+        """
         if (chance := self._changes) is None:
             return batch
         rates = self.world.scenario.rates
+        batch = [self._debounced(task) if self._is_hit("debounce", rates) else task for task in batch]
         free = [task.id or "" for task in batch if task.dedupe_key is None]
         changed: list[NewTask] = []
         for number, task in enumerate(batch):
             later = [name for name in free if name not in {other.id for other in batch[: number + 1]}]
             names = [*self._known[-20:], *later]
-            if names and self._is_hit("after", rates):
+            if names and task.debounce is None and self._is_hit("after", rates):
                 after = chance.sample(names, min(len(names), chance.choice((1, 1, 2, 3))))
                 task = msgspec.structs.replace(task, after=after)  # noqa: PLW2901
             if self._is_hit("late", rates):
                 task = msgspec.structs.replace(task, start_deadline=chance.choice((30.0, 600.0)))  # noqa: PLW2901
             changed.append(task)
         return changed
+
+    def _debounced(self, task: NewTask) -> NewTask:
+        """Return the task as one that others replace; one with a key that may come again has its key until its end.
+
+        All have the same limits, as the payload of one runs under those of another.
+        """
+        chance = self._changes or self._chance
+        if task.dedupe_key is not None:
+            return msgspec.structs.replace(task, dedupe_scope="live", dedupe_window=None)
+        if task.payload.get("poison") or task.payload.get("hangs"):
+            return task
+        changes: dict[str, Any] = {
+            "at": None,
+            "delay": chance.uniform(0, 120),
+            "debounce": chance.choice((60.0, 600.0)),
+        }
+        changes |= {"dedupe_key": f"burst-{self._count // 8}", "dedupe_window": None}
+        changes |= {"max_attempts": 3, "max_crashes": 20, "max_runtime": None, "expiry": "crash"}
+        return msgspec.structs.replace(task, payload={**task.payload, "may_replace": True}, **changes)
 
     def _is_hit(self, name: str, rates: Mapping[str, float]) -> bool:
         is_hit = self._changes is not None and self._changes.random() * 100 < rates.get(name, 0.0)

@@ -1,12 +1,13 @@
 """A store that logs each lease as it is committed, and that fails on demand."""
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from harness.history import Closed, Event, Extended, GateChanged, Issued, KindChanged, Redriven
+from harness.history import Closed, Event, Extended, GateChanged, Issued, KindChanged, Redriven, Replaced
+from harness.recording import digest_of
 from harness.simulation.world import World
 from leasekit._lifecycle.states import LEASED
 from leasekit.errors import Unavailable
@@ -130,6 +131,12 @@ class _Watched:
     def remember_claims(self, claims: Sequence[ClaimMemory]) -> None:
         self.claims.update((token, claim.claim_id) for claim in claims for _, token in claim.grants)
         self._tx.remember_claims(claims)
+
+    def replace_payloads(self, payloads: Mapping[int, tuple[bytes, bytes]]) -> None:
+        self._tx.replace_payloads(payloads)
+        for entity in self._tx.entities(payloads).values():
+            details = {"payload": digest_of(msgspec.Raw(entity.payload)), "due_by_store": entity.at}
+            self.changes.append((Replaced, {"task": entity.id, "put_off": entity.at - entity.created_at, **details}))
 
     def set_gate(self, row: GateRow) -> None:
         self._tx.set_gate(row)

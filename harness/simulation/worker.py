@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from harness.history import Began, Draining, Effect, Ended, Lost, Started, Stopped
-from harness.recording import Recorded
+from harness.recording import Recorded, digest_of
 from harness.simulation.net import Net, Remote
 from harness.simulation.queues import SimulatedQueues
 from harness.simulation.world import MemoryLog, Process, World
@@ -49,6 +49,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     then: int = 0
     polls: int = 0  # calls that end with `NotYet` …
     poll_after: float = 0.0  # … and for how many seconds the run waits after each
+    may_replace: bool = False  # this payload may replace another, or be replaced
 
 
 class SimulatedHandler:
@@ -70,7 +71,8 @@ class SimulatedHandler:
     def begin(self) -> None:
         world, lease = self._world, self._lease
         idle = self._work.handler.idle_timeout
-        world.log(Started, self._worker.who, task=lease.task.id, fence=lease.fence, idle_timeout=idle)
+        payload = digest_of(lease.task.payload) if self._plan.may_replace else ""
+        world.log(Started, self._worker.who, task=lease.task.id, fence=lease.fence, idle_timeout=idle, payload=payload)
         self._next()
 
     def _next(self) -> None:

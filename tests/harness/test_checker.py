@@ -5,7 +5,7 @@ Each history here is written by hand. The clean ones are the same lives as the b
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec import structs
@@ -15,6 +15,8 @@ from harness.history import (
     Acknowledged,
     Asked,
     Began,
+    BulkAnswered,
+    BulkAsked,
     CancelAnswered,
     CancelAsked,
     Closed,
@@ -37,6 +39,7 @@ from harness.history import (
     Redriven,
     Refused,
     Renewed,
+    Replaced,
     RescheduleAnswered,
     RescheduleAsked,
     Resumed,
@@ -812,6 +815,74 @@ def test_a9_a_firing_that_is_missing_or_too_many_is_found_out(seconds: list[int]
 def test_a10_a_task_that_begins_too_late_is_found_out(at: float, broken: set[str]) -> None:
     history = [*asked(start_deadline=60.0), issued(1, at)]
     assert found(history, replace(RULES, due_slack=1.0)) & {"A10"} == broken
+
+
+def bulk(act: Literal["cancel", "reschedule"], *, answered_at: float = 30.0, due: float | None = None) -> list[Event]:
+    """A bulk act whose dry run was at 10 to 11, and which came at 20."""
+    common: dict[str, Any] = {"who": "o", "act": act, "kind": "k", "counted_from": 10.0}
+    return [
+        BulkAsked(at=20.0, counted_until=11.0, **common),
+        BulkAnswered(at=answered_at, asked_at=20.0, due_by_store=due, **common),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("history", "broken"),
+    [
+        ([*bulk("cancel"), closed(0, 25.0, "cancelled", ended=True)], set()),
+        ([*bulk("cancel"), issued(1, 40.0)], {"A12"}),
+        ([*bulk("cancel"), issued(1, 15.0)], set()),
+        ([*bulk("reschedule", due=100.0), issued(2, 99.0, by_store=99.0)], {"A12"}),
+        ([*bulk("reschedule", due=100.0), issued(2, 101.0, by_store=101.0)], set()),
+        ([*bulk("cancel"), *asked("b", at=12.0), closed(0, 25.0, "cancelled", task="b", ended=True)], {"A12"}),
+        ([*bulk("reschedule", due=100.0), *asked("b", at=12.0), issued(2, 30.0, task="b")], {"A12"}),
+        ([*bulk("reschedule", due=100.0), *asked("b", at=12.0), issued(1, 30.0, task="b")], set()),
+    ],
+)
+def test_a12_a_bulk_act_that_changes_too_little_or_too_much_is_found_out(
+    history: list[Event], broken: set[str]
+) -> None:
+    assert found(sort([*asked(), *history])) & {"A12"} == broken
+
+
+def replaced(at: float, payload: str, *, put_off: float = 10.0) -> list[Event]:
+    """The answer to a submission of `b`, which has replaced the task."""
+    return [
+        Asked(at=at, who="s", task="b", kind="k", dedupe_key="d", debounce=30.0, payload=payload),
+        Replaced(at=at + 0.1, who="store", task="a", payload=payload, due_by_store=50.0, put_off=put_off),
+        Acknowledged(at=at + 0.2, who="s", asked="b", task="a", created=False, replaced=True),
+    ]
+
+
+def run_with(payload: str, at: float = 60.0) -> list[Event]:
+    return [issued(2, at, by_store=at), Started(at=at + 1, who="w", task="a", fence=2, payload=payload)]
+
+
+@pytest.mark.parametrize(
+    ("history", "broken"),
+    [
+        ([*replaced(5.0, "new"), *run_with("new")], set()),
+        ([*replaced(5.0, "new"), *run_with("old")], {"A13"}),
+        ([*run_with("old")], set()),
+        ([*replaced(5.0, "new"), *run_with("new", at=49.0)], {"A13"}),
+        ([*replaced(5.0, "new", put_off=31.0), *run_with("new")], {"A13"}),
+        ([*replaced(70.0, "new"), *run_with("new")], {"A13"}),
+        ([*(event for event in replaced(5.0, "new") if not isinstance(event, Replaced)), *run_with("new")], {"A13"}),
+    ],
+)
+def test_a13_a_task_that_is_not_what_replaced_it_last_is_found_out(history: list[Event], broken: set[str]) -> None:
+    first = asked(dedupe_key="d", debounce=30.0, payload="old")
+    assert found(sort([*first, *history])) & {"A13"} == broken
+
+
+@pytest.mark.parametrize(
+    ("end", "scope", "broken"),
+    [(None, "live", {"S11"}), (4.0, "live", set()), (4.0, "kept", {"S11"})],
+)
+def test_s11_a_live_key_that_is_given_away_early_is_found_out(end: float | None, scope: str, broken: set[str]) -> None:
+    ends = [] if end is None else [closed(1, end, "success", ended=True)]
+    history = [*asked(dedupe_key="d"), issued(1, 2.0), *ends, *asked("b", at=5.0, dedupe_key="d", dedupe_scope=scope)]
+    assert found(sort(history)) & {"S11"} == broken
 
 
 @pytest.mark.parametrize(

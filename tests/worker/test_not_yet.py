@@ -57,14 +57,16 @@ class World:
         eventually(lambda: self.get(task_id).status in statuses)
         return self.get(task_id)
 
-    def when_passing(self, task_id: str, status: str) -> None:
-        """Let time pass, slowly, until the task has this status: what the service hints at comes in real time."""
+    def when_passing(self, task_id: str, status: str, *, within: float = 0.9 * LONG) -> None:
+        """Let time pass, slowly, until the task has this status; that is before the next call of a handler."""
+        until = self.clock.now() + within
 
         def is_there() -> bool:
             self.pass_time(0.01)
             return self.get(task_id).status == status
 
         eventually(is_there)
+        assert self.clock.now() < until, f"the task was {status} only with the next call of its handler"
 
     def outcomes(self, task_id: str) -> list[str]:
         return [run.outcome for run in self.get(task_id).history]
@@ -445,7 +447,7 @@ def test_a_run_that_is_due_and_finds_no_slot_is_ended_too(world: World) -> None:
         if payload == "waits":
             polls(payload, held)
         begun.set()
-        busy.wait(60)
+        busy.wait(120)  # longer than the test waits for the end
 
     with at_work(worker):
         task_id = world.schedule("waits")

@@ -50,6 +50,59 @@ _BY_HISTORIES: Mapping[str, Mutant] = {
         ),
         by=Histories("changes", ["A8"]),
     ),
+    "bulk-act-spreads": Mutant(
+        "A bulk act changes tasks that were scheduled after its dry run.",
+        Edit("server.roles.selection:Stretch.next", "min(first + LOOK - 1, last)", "first + LOOK - 1"),
+        Edit("server.roles.bulk:begin", "until / 1e6", "1e12"),
+        by=Histories("bulk", ["A12"]),
+    ),
+    "bulk-act-stops-early": Mutant(
+        "A bulk act changes the first task that it finds.",
+        Edit("server.roles.bulk:_unchanged", "found.items()", "list(found.items())[:1]"),
+        by=Histories("bulk", ["A12"]),
+    ),
+    "bulk-reschedule-moves-nothing": Mutant(
+        "A bulk reschedule answers with the tasks that match, and their due times stay.",
+        Edit("server.roles.bulk:_rescheduled", "rescheduling.reschedule(turn, wanted)", "[]"),
+        by=Histories("bulk", ["A12"]),
+    ),
+    "runs-replaced-by-submissions": Mutant(
+        "A submission replaces the payload of a task that was claimed.",
+        Edit("server.roles.frontend:Replaced.take", "row.claimed_at is not None", "False"),
+        by=Histories("debounces", ["A13"]),
+    ),
+    "payload-of-the-first": Mutant(
+        "A submission that replaces a task moves its due time only.",
+        Edit("server.roles.frontend:Replaced.save", "tx.replace_payloads(self._payloads)", "None"),
+        by=Histories("debounces", ["A13"]),
+    ),
+    "replaced-is-due-as-before": Mutant(
+        "A submission that replaces a task leaves its due time.",
+        Edit(
+            "server.roles.frontend:Replaced.take",
+            "rescheduled(row, at=..., priority=None)",
+            "rescheduled(row, at=row.next_trigger_at or at, priority=None)",
+        ),
+        by=Histories("debounces", ["A13"]),
+    ),
+    "bursts-without-end": Mutant(
+        "Submissions put a task off for longer than their `debounce`.",
+        Edit(
+            "server.roles.frontend:Replaced.take",
+            "min(due_at(task, turn.now), entities[row.seq].created_at + (task.debounce or 0.0))",
+            "due_at(task, turn.now)",
+        ),
+        by=Histories("debounces", ["A13"]),
+    ),
+    "live-keys-free": Mutant(
+        "A live dedupe key is free while its task has not ended.",
+        Edit(
+            "server.roles.frontend:_Intake.take",
+            'task.dedupe_scope == "kept" or not status.ended',
+            'task.dedupe_scope == "kept"',
+        ),
+        by=Histories("debounces", ["S11"]),
+    ),
 }
 
 _BY_TESTS = tested(

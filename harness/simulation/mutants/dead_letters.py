@@ -14,7 +14,7 @@ server.roles.selection:matching
 tests/testing/test_contract_memory.py::TestMemory::test_a_purge_removes_what_it_names_or_selects_and_nothing_else
 
 errors-ignored: A selection does not look at errors.
-task:TaskSelection.matches
+task.info:TaskSelection.matches
 - _is_error(task.error, self.error, self.error_type)
 + True
 tests/testing/test_contract_memory.py::TestMemory::test_dead_tasks_are_selected_by_all_that_is_given

@@ -43,7 +43,7 @@ server.roles.claims:_served
 tests/model/test_model.py::test_gates
 
 gates-never-open-by-themselves: A gate holds after its `until`.
-server.store:GateRow.holds
+server.store.rows:GateRow.holds
 - self.until is None or now < self.until
 + True
 tests/model/test_model.py::test_gates

@@ -277,7 +277,8 @@ async def test_replace_lets_a_run_go_on(bench: Bench) -> None:
     task = await bench.take()
     await until(bench, 1)
     await until(bench, 2)
-    assert not (await bench.beat(task)).cancel_requested
+    verdict = await bench.beat(task)
+    assert (verdict.verdict, verdict.cancel_requested) == ("renewed", False)
     assert await bench.ids() == [hour(2)]
     assert await bench.status(hour(1)) == "cancelled"
 
@@ -499,7 +500,9 @@ async def test_one_that_cannot_be_judged_is_noted_keeps_no_other_from_firing_and
                 connection.execute("UPDATE periodic SET task = ? WHERE name = ?", (damaged, name))
         await until(bench, 0)
         assert await listed(bench) == [hour(0)]
-        await bench.later(61)
+        await bench.later(30)
+        assert len([record for record in caplog.records if "cannot be judged" in record.message]) == 2
+        await bench.later(31)
         assert len([record for record in caplog.records if "cannot be judged" in record.message]) == 4
         info = await shown(bench, "b")
         assert [note.outcome for note in info.firings] == ["failed"]

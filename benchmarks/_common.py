@@ -4,6 +4,7 @@ A benchmark writes one JSON line for each case; `_report` makes the tables and c
 """
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -18,8 +19,9 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-__all__ = ["RESULTS", "Bench", "Server", "cpu_of", "cpu_seconds", "memory_bytes", "percentile", "stored_in"]
+__all__ = ["RESULTS", "Bench", "Caller", "Server", "cpu_of", "cpu_seconds", "memory_bytes", "percentile", "stored_in"]
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -117,6 +119,33 @@ class Server:
                     yield cls(process, line.split()[-1])
                 finally:
                     process.terminate()
+
+
+class Caller:
+    """A connection that posts one request after the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: str) -> None:
+        self._reader, self._writer, self._headers = reader, writer, headers
+
+    @classmethod
+    async def connected(cls, url: str, *, token: str | None = None) -> "Caller":
+        address = urlsplit(url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        return cls(reader, writer, f"host: {address.netloc}\r\n" + f"authorization: Bearer {token}\r\n" * bool(token))
+
+    async def post_all(self, path: str, bodies: Any) -> list[bytes]:
+        return [await self._post(path, body) for body in bodies]
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        head = f"POST {path} HTTP/1.1\r\n{self._headers}content-type: application/json\r\n"
+        self._writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        assert lines[0].split()[1] == b"200", lines[0]
+        length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
+        return await self._reader.readexactly(length)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 @contextmanager

@@ -113,6 +113,11 @@ def _telemetry(lines: Sequence[Line]) -> list[str]:
     return ["### Telemetry", _machine(lines), _table(["", "CPU µs a life", "of not instrumented"], rows), drawn]
 
 
+def _access(lines: Sequence[Line]) -> list[str]:
+    rows = [[line["case"], f"{line['server_cpu_us_per_request']:,}", f"{line['of_bare']:.3f}"] for line in lines]
+    return ["### Access tokens", _machine(lines), _table(["", "server CPU µs a request", "of no token"], rows)]
+
+
 def _on_redis(lines: Sequence[Line]) -> list[str]:
     renewals = [line for line in lines if "beyond_us" in line]
     lives = [line for line in lines if "lives_per_second" in line]
@@ -297,6 +302,7 @@ _SHOWN = {
     "flows": _flows,
     "polling": _polling,
     "rules": _rules,
+    "access": _access,
 }
 
 

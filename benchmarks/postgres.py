@@ -19,14 +19,14 @@ from typing import Any
 import msgspec
 import psycopg
 
-from _common import Bench, Server, cpu_seconds, percentile
+from _common import Bench, Caller, Server, cpu_seconds, percentile
 from _postgres import PostgresServer, cpu_of_server, database, running
 from latency import over_http
 from leasekit.ids import uuid7s
 from leasekit.server.engine import Engine
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, NewTask, Settlement
-from server import CONNECTIONS, Caller
+from server import CONNECTIONS
 
 BATCH = 500
 _STREAMS = 4  # batches that are under way at once in one process

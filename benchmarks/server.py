@@ -9,11 +9,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
-from _common import Bench, Server
+from _common import Bench, Caller, Server
 
 CONNECTIONS = 16
 _encode = msgspec.json.encode
@@ -72,33 +71,6 @@ async def _measured(size: int, count: int) -> dict[str, tuple[float, float]]:
 
 def _each(batches: Sequence[Sequence[Any]], more: Callable[[Any], dict[str, str]]) -> list[list[dict[str, str]]]:
     return [[{"id": task["id"], "token": task["token"], **more(task)} for task in batch] for batch in batches]
-
-
-class Caller:
-    """A connection that posts one request after the other."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
-        self._reader, self._writer, self._host = reader, writer, host
-
-    @classmethod
-    async def connected(cls, url: str) -> "Caller":
-        address = urlsplit(url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-        return cls(reader, writer, address.netloc)
-
-    async def post_all(self, path: str, bodies: Any) -> list[bytes]:
-        return [await self._post(path, body) for body in bodies]
-
-    async def _post(self, path: str, body: bytes) -> bytes:
-        head = f"POST {path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
-        self._writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        lines = (await self._reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
-        assert lines[0].split()[1] == b"200", lines[0]
-        length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
-        return await self._reader.readexactly(length)
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 if __name__ == "__main__":

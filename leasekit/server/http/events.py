@@ -6,6 +6,7 @@ Rule 2: the only state of a reader is its place in the ring. A reader is dropped
 place; it reconnects with the id of the last event that it has, and gets a `missed` event.
 Rule 3: an event names the task, the worker, the change and its time; it has no contents of a task and no token.
 Rule 4: a reader that shows events to people takes a sample: of what happens in a moment, the latest events only.
+        An event is encoded once for all readers, and one without filters looks at no more events than it sends.
 Rule 5: events of other nodes go into the ring as they arrive. Some may never arrive, and no `missed` says so.
 """
 
@@ -71,6 +72,9 @@ class Feed:
         # An event's id is the feed's name and a number: after a restart no reader continues in an older feed.
         self._name = secrets.token_hex(4)
         self._ring: list[TaskEvent | None] = [None] * size
+        self._lines: list[bytes | None] = [
+            None
+        ] * size  # the events of the ring as readers get them, once one has asked
         self._first = 1  # the oldest number in the ring
         self._next = 1  # the number of the next event
         self._readers: set[asyncio.Event] = set()
@@ -97,6 +101,7 @@ class Feed:
         size = len(self._ring)
         for event in events:
             self._ring[self._next % size] = event
+            self._lines[self._next % size] = None
             self._next += 1
         self._first = max(self._first, self._next - size)
         for reader in self._readers:
@@ -107,6 +112,7 @@ class Feed:
         if self.wanted_here and not self._readers and self._now() - self._quiet_since > _LINGER:
             self.wanted_here = False
             self._ring = [None] * len(self._ring)
+            self._lines = [None] * len(self._ring)
             self._next += 1  # a reader that comes back now has missed an event
             self._first = self._next
 
@@ -132,20 +138,21 @@ class Feed:
         chain: Chain | None = None,
         after: str | None = None,
         most: int | None = None,
-        of: Callable[[str | None], bool] = lambda kind: True,
+        of: Callable[[str | None], bool] | None = None,
     ) -> AsyncGenerator[bytes]:
         """Stream the events from now on, or after the event with the id `after`, as `text/event-stream`.
 
-        `kind`, `task` and `chain` are filters, and `of` says which kinds may be seen (None: what concerns no kind).
-        With `most`, the stream is a sample: of what happens in a quarter of a second, the latest `most` events, after
-        a `skipped` with the number of the others. Raises `Throttled` if there are too many readers already.
+        `kind`, `task` and `chain` are filters; `of` says which kinds may be seen (None: what concerns no kind). With
+        `most`, the stream is a sample: of what happens in a quarter of a second, the latest `most` events, after a
+        `skipped` with the number of the others. Raises `Throttled` if there are too many readers already.
         """
         if len(self._readers) >= _READERS:
             raise Throttled(f"{_READERS} readers follow events already: close one, or try again later", retry_after=5.0)
         self.wanted_here = True
         self._quiet_since = self._now()  # this reader counts once its stream begins: nothing is forgotten until then
         at = self._next if after is None else self._place(after)
-        matches = functools.partial(_matches, kind, task, chain, of)
+        has_filter = any(it is not None for it in (kind, task, chain, of))
+        matches = functools.partial(_matches, kind, task, chain, of) if has_filter else None
         return self._stream(matches, at) if most is None else self._sampled(matches, at, most)
 
     def _place(self, after: str) -> int:
@@ -156,7 +163,7 @@ class Feed:
         at = int(number) + 1
         return at if self._first <= at <= self._next else 0
 
-    async def _stream(self, matches: _Matches, at: int) -> AsyncGenerator[bytes]:
+    async def _stream(self, matches: _Matches | None, at: int) -> AsyncGenerator[bytes]:
         wake = asyncio.Event()
         self._readers.add(wake)
         try:
@@ -179,7 +186,7 @@ class Feed:
             self._readers.discard(wake)
             self._quiet_since = self._now()
 
-    async def _sampled(self, matches: _Matches, at: int, most: int) -> AsyncGenerator[bytes]:
+    async def _sampled(self, matches: _Matches | None, at: int, most: int) -> AsyncGenerator[bytes]:
         wake = asyncio.Event()
         self._readers.add(wake)
         try:
@@ -192,9 +199,9 @@ class Feed:
                 begin, at = max(at, self._first), self._next
                 chosen = self._matching(range(begin, at), matches)
                 if left := len(chosen) - most if len(chosen) > most else 0:
-                    yield self._as_sse(chosen[left][0] - 1, "skipped", b'{"count":%d}' % left)
+                    yield self._as_sse(chosen[left] - 1, "skipped", b'{"count":%d}' % left)
                 if chosen:
-                    yield b"".join(self._as_sse(number, event.event, _encode(event)) for number, event in chosen[left:])
+                    yield b"".join(map(self._line, chosen[left:]))
                 elif not await self._woken_in_time(wake):
                     yield _COMMENT
         finally:
@@ -208,24 +215,33 @@ class Feed:
         except TimeoutError:
             return False
 
-    def _chunk(self, numbers: range, matches: _Matches) -> bytes:
-        chosen = self._matching(numbers, matches)
-        return b"".join(self._as_sse(number, event.event, _encode(event)) for number, event in chosen)
+    def _chunk(self, numbers: range, matches: _Matches | None) -> bytes:
+        return b"".join(map(self._line, self._matching(numbers, matches)))
 
-    def _matching(self, numbers: range, matches: _Matches) -> list[tuple[int, TaskEvent]]:
+    def _matching(self, numbers: range, matches: _Matches | None) -> Sequence[int]:
+        if matches is None:
+            return numbers
         ring, size = self._ring, len(self._ring)
-        return [(number, event) for number in numbers if (event := ring[number % size]) is not None and matches(event)]
+        return [number for number in numbers if (event := ring[number % size]) is not None and matches(event)]
+
+    def _line(self, number: int) -> bytes:
+        """Return an event as readers get it."""
+        place = number % len(self._ring)
+        line, event = self._lines[place], self._ring[place]
+        if line is None and event is not None:
+            line = self._lines[place] = self._as_sse(number, event.event, _encode(event))
+        return line or b""
 
     def _as_sse(self, number: int, event: str, data: bytes) -> bytes:
         return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (self._name.encode(), number, event.encode(), data)
 
 
 def _matches(
-    kind: str | None, task: str | None, chain: Chain | None, of: Callable[[str | None], bool], event: TaskEvent
+    kind: str | None, task: str | None, chain: Chain | None, of: Callable[[str | None], bool] | None, event: TaskEvent
 ) -> bool:
     return (
         (kind is None or event.kind == kind)
         and (task is None or event.id == task)
         and (chain is None or chain.has(event))
-        and of(event.kind)
+        and (of is None or of(event.kind))
     )

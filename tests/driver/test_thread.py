@@ -133,7 +133,9 @@ def test_what_is_begun_while_the_thread_ends_is_ended_too() -> None:
     gc.collect()
 
 
-def test_a_task_that_does_not_end_when_told_to_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_does_not_end_when_told_to_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(thread, "_LAST_CALLS", 0.1)
     driver = acquire()
     begun, go = threading.Event(), threading.Event()
@@ -154,6 +156,9 @@ def test_a_task_that_does_not_end_when_told_to_is_left_behind(monkeypatch: pytes
     has_ended = not ending.is_alive()
     go.set()
     assert has_ended
+    del driver, ending
+    gc.collect()  # here, and not in a test that looks at the log
+    assert "Task was destroyed but it is pending!" in caplog.text
 
 
 @pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, pytest.fail.Exception])

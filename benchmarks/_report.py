@@ -118,6 +118,16 @@ def _access(lines: Sequence[Line]) -> list[str]:
     return ["### Access tokens", _machine(lines), _table(["", "server CPU µs a request", "of no token"], rows)]
 
 
+def _pages(lines: Sequence[Line]) -> list[str]:
+    columns = {
+        "lives/s": "lives_per_second",
+        "of no page": "rate_of_bare",
+        "server CPU µs a life": "server_cpu_us_per_life",
+        "CPU of no page": "cpu_of_bare",
+    }
+    return ["### Open pages of the console", _machine(lines), _columns(columns, lines)]
+
+
 def _on_redis(lines: Sequence[Line]) -> list[str]:
     renewals = [line for line in lines if "beyond_us" in line]
     lives = [line for line in lines if "lives_per_second" in line]
@@ -303,6 +313,7 @@ _SHOWN = {
     "polling": _polling,
     "rules": _rules,
     "access": _access,
+    "pages": _pages,
 }
 
 

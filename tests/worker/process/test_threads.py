@@ -117,7 +117,9 @@ def test_a_lost_body_that_goes_on_ends_its_process_and_its_neighbours_run_again_
         assert executor not in {pid for pid, _ in runs.all[3:]}
         for info in map(submitter.get, neighbours):
             assert info.crashes == 1
-            assert f"for another task in it, {lost}: " in info.history[0].error["message"]
+            # By the guard's timer where the machine is too busy to let the worker end the process in time.
+            why = info.history[0].error["message"]
+            assert f"for another task in it, {lost}: " in why or "because a lease in it ended (watchdog)" in why
 
 
 @pytest.mark.parametrize("whom", ["executor", "guard", "both"])
@@ -179,7 +181,9 @@ def test_a_cancelled_body_that_goes_on_ends_its_process(
         submitter.when(cancelled, Status.CANCELLED)
         assert is_dead(executor)
         runs.nth(3)
-        assert submitter.get(neighbour).crashes == 1
+        info = submitter.get(neighbour)
+        assert info.crashes == 1
+        assert f"for another task in it, {cancelled}: " in info.history[0].error["message"]
 
 
 def test_a_stop_gives_all_tasks_of_a_process_back_with_their_progress(

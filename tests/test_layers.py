@@ -167,7 +167,7 @@ def test_a_module_imports_what_its_layer_may(path: Path) -> None:
         ("_lifecycle", "leasekit.server.store.Trigger"),
         ("adapters", "leasekit._lifecycle.validation.checked"),
         ("testing", "leasekit._lifecycle.states.NEXT"),
-        ("testing", "leasekit.server.http.app.serve"),
+        ("testing", "leasekit.server.http.process.serve"),
         ("task", "leasekit.Task"),
     ],
 )
@@ -249,5 +249,5 @@ def test_what_memory_is_made_of_needs_only_what_leasekit_itself_needs(module: st
 
 
 def test_a_server_of_tasks_in_memory_loads_no_database_and_one_in_a_file_only_what_it_needs() -> None:
-    assert not {"alembic", "sqlalchemy"} & loaded("leasekit.server.http.app")
+    assert not {"alembic", "sqlalchemy"} & loaded("leasekit.server.http.process")
     assert not {"alembic", "sqlalchemy.dialects.postgresql"} & loaded("leasekit.server.store.sqlite.store")

@@ -97,7 +97,7 @@ def serve(
     try:
         gc.disable()  # looking for garbage would take a seventh of this import
         # Imported here, because the other commands need neither the server nor its libraries.
-        from leasekit.server.http import app
+        from leasekit.server.http import app, process
         from leasekit.server.node_roles import parsed_roles
     except ModuleNotFoundError as error:
         fail("serve", f"the server needs {error.name!r}: pip install '/path/to/leasekit[server]'")
@@ -111,7 +111,7 @@ def serve(
             server_names=server_name or (),
             behind_proxy=behind_proxy or (),
         )
-        app.serve(
+        process.serve(
             *(host, port, store),
             security=security,
             migrate=migrate,

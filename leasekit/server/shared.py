@@ -370,8 +370,8 @@ class _LazyServer:
         while not self._stop.is_set():
             try:
                 # In a thread, because the import takes longer than a heartbeat may wait.
-                app = await asyncio.to_thread(importlib.import_module, "leasekit.server.http.app")
-                await app.serve_engine(self._engine, self._listener, self._stop)
+                process = await asyncio.to_thread(importlib.import_module, "leasekit.server.http.process")
+                await process.serve_engine(self._engine, self._listener, self._stop)
             except Exception:  # no descriptor or thread was free, for example
                 logger.exception("the processes that share a store with this one are not served; this is tried again")
                 with contextlib.suppress(TimeoutError):

@@ -21,7 +21,7 @@ from leasekit.backend import Scheduler
 from leasekit.server.embedded import EmbeddedBackend
 from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api
-from leasekit.server.http.app import Server as HttpServer
+from leasekit.server.http.process import Server as HttpServer
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.postgres.store import PostgresStore

@@ -25,7 +25,7 @@ import leasekit
 from leasekit.errors import BackendError, ConfigError, Refused, StoreDamaged, StoreLocked, Unavailable
 from leasekit.server import local_socket
 from leasekit.server.engine import Engine
-from leasekit.server.http import app
+from leasekit.server.http import process as module
 from leasekit.server.local_socket import bound
 from leasekit.server.shared import SharedBackend, connect
 from leasekit.server.store.sqlite.lock import is_reserved, reserved
@@ -256,10 +256,10 @@ def test_a_second_server_is_refused(url: str) -> None:
 async def test_a_server_is_refused_a_store_that_its_owner_does_not_give_up(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "YIELD_TIMEOUT", 0.2)
+    monkeypatch.setattr(module, "YIELD_TIMEOUT", 0.2)
     async with Engine(open_store(url)):  # as of a process that is stopped
         with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
-            async with app._engine(open_store(url), "http://127.0.0.1:1"):
+            async with module._engine(open_store(url), "http://127.0.0.1:1"):
                 pass
 
 
@@ -524,13 +524,13 @@ async def test_a_process_that_stopped_in_the_middle_of_a_request_does_not_hold_u
 async def test_a_server_that_cannot_start_is_started_again(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    serve = app.serve_engine
+    serve = module.serve_engine
 
     async def fails_once(*args: Any) -> None:
-        monkeypatch.setattr(app, "serve_engine", serve)
+        monkeypatch.setattr(module, "serve_engine", serve)
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(app, "serve_engine", fails_once)
+    monkeypatch.setattr(module, "serve_engine", fails_once)
     owner, joined = connect(url, worker="w"), connect(url, worker="w")
     await owner.stats()
     async with asyncio.timeout(60):
@@ -541,14 +541,14 @@ async def test_a_server_that_cannot_start_is_started_again(
 
 
 async def test_a_server_that_ends_by_itself_is_started_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    startup, failed = app.Server.startup, list[str]()
+    startup, failed = module.Server.startup, list[str]()
 
-    async def fails_once(self: app.Server, sockets: list[socket.socket] | None = None) -> None:
-        monkeypatch.setattr(app.Server, "startup", startup)
+    async def fails_once(self: module.Server, sockets: list[socket.socket] | None = None) -> None:
+        monkeypatch.setattr(module.Server, "startup", startup)
         failed.append("once")
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(app.Server, "startup", fails_once)
+    monkeypatch.setattr(module.Server, "startup", fails_once)
     owner, joined = connect(url, worker="w"), connect(url, worker="w")
     await owner.stats()
     async with asyncio.timeout(60):
@@ -579,7 +579,7 @@ def test_a_fork_keeps_no_connection_of_a_process_that_has_joined(url: str) -> No
     with leasekit.connect(url) as owner, leasekit.connect(url) as joined:
         owner.stats()
         joined.stats()
-        (server,) = [server for server in app._inner_servers if server.server_state.connections]
+        (server,) = [server for server in module._inner_servers if server.server_state.connections]
         accepted = [connection.transport.get_extra_info("socket") for connection in server.server_state.connections]
         served = {f"socket:[{os.fstat(connection.fileno()).st_ino}]" for connection in accepted}
         child = os.fork()

@@ -17,7 +17,7 @@ from leasekit.server.conformance.recorder import SIGN, Recorder, until
 from leasekit.server.conformance.rules import RULES
 from leasekit.server.conformance.scenarios import KIND, TTL, Scenario
 from leasekit.server.engine import Engine
-from leasekit.server.http.app import InnerServer
+from leasekit.server.http.process import InnerServer
 from leasekit.server.store.memory import MemoryStore
 from leasekit.task import FixedDelays, NewTask, Status, TaskInfo
 

@@ -17,7 +17,8 @@ from starlette.routing import Mount, Route
 
 from leasekit.server.console.of_store import StoreConsole
 from leasekit.server.console.visit import Mode
-from leasekit.server.http.app import CONSOLE, bound_to_loopback
+from leasekit.server.http.app import CONSOLE
+from leasekit.server.http.process import bound_to_loopback
 
 _HOSTS = ["localhost", "127.0.0.1", "[::1]"]
 

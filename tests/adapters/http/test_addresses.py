@@ -20,7 +20,7 @@ from leasekit_http.addresses import addresses
 from leasekit_http.transport import _Stores
 from tests.adapters.http.conftest import Meet, Stranger
 
-SERVE = "from leasekit.server.http.app import serve; serve('127.0.0.1', 0, 'memory:')"
+SERVE = "from leasekit.server.http.process import serve; serve('127.0.0.1', 0, 'memory:')"
 NEVER = 60.0  # seconds; waited out by none of these tests
 STRANGER = [Beat(id="nobody", token="t")]
 

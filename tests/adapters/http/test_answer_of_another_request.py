@@ -15,7 +15,7 @@ from tests.adapters.http.conftest import Meet, Stranger
 pytestmark = pytest.mark.anyio
 
 
-SERVE = "from leasekit.server.http.app import serve; serve('127.0.0.1', 0, 'memory:')"
+SERVE = "from leasekit.server.http.process import serve; serve('127.0.0.1', 0, 'memory:')"
 STATS = b'{"kinds":{}}'
 OF_ANOTHER = "another request"
 

@@ -14,8 +14,9 @@ import pytest
 import uvloop
 
 from leasekit.server.engine import Engine
-from leasekit.server.http.app import Api, Server
+from leasekit.server.http.app import Api
 from leasekit.server.http.disconnect import DisconnectWatch
+from leasekit.server.http.process import Server
 from leasekit.server.node_roles import ALL_ROLES, Role
 from leasekit.server.roles.tokens import Create
 from leasekit.server.store.postgres.store import PostgresStore

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from leasekit.errors import ConfigError
-from leasekit.server.http import app
+from leasekit.server.http import process as module
 from leasekit.server.node_roles import Role
 from tests.sampling import slow_after
 
@@ -95,7 +95,7 @@ def test_roles_that_a_server_cannot_have_are_refused(options: tuple[str, ...], w
 def test_queues_without_a_consumer_are_refused() -> None:
     store, role = "postgresql://nobody@127.0.0.1:1/tasks", frozenset({Role.HSC})
     with pytest.raises(ConfigError, match="leave --queue out, or add consumer to --role"):
-        app.serve("127.0.0.1", 0, store, queue="memory://", roles=role)
+        module.serve("127.0.0.1", 0, store, queue="memory://", roles=role)
 
 
 def test_a_signal_ends_long_polls_at_once_with_empty_answers(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_address_that_others_can_reach_is_refused(tmp_path: Path, host: str) 
 def test_other_nodes_are_told_an_address_that_leads_to_this_one(host: str, found: str) -> None:
     with socket.socket() as bound:
         bound.bind((host, 0))
-        assert app._address(bound) == f"http://{found}:{bound.getsockname()[1]}"
+        assert module._address(bound) == f"http://{found}:{bound.getsockname()[1]}"
 
 
 def test_it_is_found_under_localhost(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_what_is_loaded_at_the_start_is_not_looked_through_for_garbage_again(mon
     async def serve(*_: Any, **__: Any) -> None:
         frozen.append(gc.get_freeze_count())
 
-    monkeypatch.setattr(app.Server, "serve", serve)
+    monkeypatch.setattr(module.Server, "serve", serve)
     try:
-        app.serve("127.0.0.1", 0, "memory:")
+        module.serve("127.0.0.1", 0, "memory:")
     finally:
         gc.unfreeze()
     assert frozen[0] > 10_000

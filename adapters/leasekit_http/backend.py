@@ -253,14 +253,15 @@ class HttpBackend:
         except NotThere:
             return None
 
-    async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
-        return await self._change_kind("PUT", kind, _encoded(given(settings)), _KIND)
+    async def set_kind(self, kind: str, settings: KindSettings, *, is_declared: bool = False) -> KindInfo:
+        path = self._path_of_kind(kind) + "&is_declared=true" * is_declared
+        return await self._change("PUT", path, _encoded(given(settings)), _KIND)
 
     async def delete_kind(self, kind: str) -> None:
-        await self._change_kind("DELETE", kind, None, _ANY)
+        await self._change("DELETE", self._path_of_kind(kind), None, _ANY)
 
-    async def _change_kind(self, method: str, kind: str, body: bytes | None, decoder: msgspec.json.Decoder[T]) -> T:
-        return await self._change(method, f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}", body, decoder)
+    def _path_of_kind(self, kind: str) -> str:
+        return f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}"
 
     async def list_periodic(self) -> list[PeriodicInfo]:
         return [info for page in await self._pages("/v1/periodic", answers.PERIODICS) for info in page.periodic]

@@ -11,7 +11,7 @@ from harness.recording import digest_of
 from harness.simulation.world import World
 from leasekit._lifecycle.states import LEASED
 from leasekit.errors import Unavailable
-from leasekit.server.store import ClaimMemory, Entity, GateRow, Run, Store, Trigger
+from leasekit.server.store import NOT_DECLARED, ClaimMemory, Entity, GateRow, KindDeclaration, Run, Store, Trigger
 from leasekit.server.store.kind_rules import rules_of
 from leasekit.task import KindSettings, Status
 
@@ -146,8 +146,16 @@ class _Watched:
         self._tx.remove_gate(scope, name)
         self.changes.append((GateChanged, {"scope": scope, "name": name, "mode": "open"}))
 
-    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
-        self._tx.set_kind(name, settings, at=at, by=by)
+    def set_kind(
+        self,
+        name: str,
+        settings: bytes | None,
+        *,
+        at: float,
+        by: str | None,
+        declaration: KindDeclaration = NOT_DECLARED,
+    ) -> None:
+        self._tx.set_kind(name, settings, at=at, by=by, declaration=declaration)
         rules = rules_of(KindSettings() if settings is None else msgspec.json.decode(settings, type=KindSettings))
         names = ("concurrency", "rate", "burst", "key_concurrency", "key_rate", "key_burst")
         limits = {name: getattr(rules, name) for name in names}

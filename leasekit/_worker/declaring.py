@@ -1,4 +1,4 @@
-"""Periodic tasks that the code of a worker declares: what they are, and telling the service, now and then again.
+"""Declarations: periodic tasks and settings of kinds that the code of a worker declares, now and then again.
 
 The service knows by the repeats which version of the code still runs, so that two versions of a worker do not undo
 each other during a deploy.
@@ -8,23 +8,25 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 from msgspec import structs
 
 from leasekit._arguments import check_names
 from leasekit._driver.coding import CLEAR, Coding
+from leasekit._driver.connection import Connection
 from leasekit._driver.reporting import encoding
 from leasekit._driver.retrying import call_once, call_until
 from leasekit._worker.handler_function import HandlerFunction
-from leasekit.backend import Backend, PeriodicDirectory, payload_digest
-from leasekit.errors import BackendError, ConfigError
+from leasekit.backend import KindDirectory, PeriodicDirectory, checked, payload_digest
+from leasekit.errors import BackendError, ConfigError, Refused
+from leasekit.named import PREFIXES
 from leasekit.periodic import PeriodicName, PeriodicOptions, PeriodicTask
-from leasekit.task import TaskOptions
-from leasekit.wire import MAX_PROGRESS, given
+from leasekit.task import KindSettings, TaskOptions
+from leasekit.wire import MAX_PROGRESS, KindRequest, given
 
 logger = logging.getLogger("leasekit")
 
@@ -61,14 +63,71 @@ def _name(function: HandlerFunction[Any, ..., Any]) -> str:
     return str(getattr(function.function, "__qualname__", function.function))
 
 
-def directory(backend: Backend) -> PeriodicDirectory:
-    """Return the backend as one that keeps periodic tasks. Raises `ConfigError` if it does not."""
-    if not isinstance(backend, PeriodicDirectory):
-        raise ConfigError(
-            f"{type(backend).__name__} has no periodic tasks: leave @worker.periodic out, and schedule each task when "
-            "it is due"
-        )
-    return backend
+def settings_of(kind: str, settings: KindSettings) -> KindSettings:
+    """Return the settings that a handler declares for its kind. Raises `ConfigError` if no kind can have them."""
+    if not isinstance(cast("object", settings), KindSettings):
+        raise ConfigError(f"handler {kind!r}: settings must be leasekit.KindSettings(…), got {settings!r}")
+    if kind.startswith(PREFIXES):
+        raise ConfigError(f"handler {kind!r}: this kind stands for the lease of a name, which has no settings")
+    try:
+        checked(KindRequest, given(settings))
+    except Refused as error:
+        raise ConfigError(f"handler {kind!r}: settings: {error}") from error
+    return settings
+
+
+class Declared(NamedTuple):
+    """Something that code declares."""
+
+    what: str
+    """Its name in a sentence."""
+    tell: Callable[[], Awaitable[bool]]
+    """Tells the service, and returns whether it then is as declared."""
+
+
+def declarations(
+    connection: Connection, settings: Mapping[str, KindSettings], periodic: Mapping[str, PeriodicTask]
+) -> list[Declared]:
+    """Return what code declares at a service. Raises `ConfigError` if the service keeps none of that."""
+    backend, declared = connection.backend, list[Declared]()
+    for kind in list(settings)[:1]:
+        if not isinstance(backend, KindDirectory):
+            raise ConfigError(
+                f"{type(backend).__name__} has no settings of kinds: leave settings=… out of the handler {kind!r}, and "
+                "give options to its tasks"
+            )
+        declared += declared_kinds(backend, settings)
+    if periodic:
+        if not isinstance(backend, PeriodicDirectory):
+            raise ConfigError(
+                f"{type(backend).__name__} has no periodic tasks: leave @worker.periodic out, and schedule each task "
+                "when it is due"
+            )
+        declared += declared_periodic(backend, periodic, connection.coding)
+    return declared
+
+
+def declared_periodic(
+    directory: PeriodicDirectory, tasks: Mapping[str, PeriodicTask], coding: Coding = CLEAR
+) -> list[Declared]:
+    """Return the declarations of periodic tasks."""
+
+    async def tell(name: str, task: PeriodicTask) -> bool:
+        info = await directory.set_periodic(name, task, is_declared=True)
+        return _compared(info.task) == _compared(task)
+
+    sent = {name: encoding.periodic(name, task, coding) for name, task in tasks.items()}
+    return [Declared(f"the periodic task {name!r} is", partial(tell, name, task)) for name, task in sent.items()]
+
+
+def declared_kinds(directory: KindDirectory, settings: Mapping[str, KindSettings]) -> list[Declared]:
+    """Return the declarations of settings of kinds."""
+
+    async def tell(kind: str, wanted: KindSettings) -> bool:
+        info = await directory.set_kind(kind, wanted, is_declared=True)
+        return given(wanted).items() <= given(info.settings).items()
+
+    return [Declared(f"the settings of kind {kind!r} are", partial(tell, kind, of)) for kind, of in settings.items()]
 
 
 def _compared(task: PeriodicTask) -> PeriodicTask:
@@ -76,33 +135,31 @@ def _compared(task: PeriodicTask) -> PeriodicTask:
 
 
 class Declaring:
-    """Declare periodic tasks at the service, and repeat that until this is cancelled."""
+    """Declare at the service what code says, and repeat that until this is cancelled."""
 
-    def __init__(self, backend: PeriodicDirectory, tasks: Mapping[str, PeriodicTask], coding: Coding = CLEAR) -> None:
-        self._backend = backend
-        self._tasks = {name: encoding.periodic(name, task, coding) for name, task in tasks.items()}
+    def __init__(self, declared: Sequence[Declared]) -> None:
+        self._declared = declared
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
         while True:
-            for name, task in self._tasks.items():
-                await self._declare(name, task)
+            for declared in self._declared:
+                await self._declare(declared)
             await asyncio.sleep(_REPEAT * random.uniform(0.8, 1.0))  # noqa: S311 - to spread fleets
 
-    async def _declare(self, name: str, task: PeriodicTask) -> None:
-        call = partial(self._backend.set_periodic, name, task, is_declared=True)
+    async def _declare(self, declared: Declared) -> None:
         try:
-            info = await call_until(partial(call_once, call, within=_WITHIN), for_at_most=math.inf)
+            is_there = await call_until(partial(call_once, declared.tell, within=_WITHIN), for_at_most=math.inf)
         except BackendError as error:
-            self._say(logging.ERROR, name, f"is not set, and is tried again in some minutes: {error}")
+            self._say(logging.ERROR, declared.what, f"not set, which is tried again in some minutes: {error}")
             return
-        if _compared(info.task) != _compared(task):
-            self._say(logging.INFO, name, "is not as this code declares it: newer code or a client has set it")
+        if not is_there:
+            self._say(logging.INFO, declared.what, "not as this code declares: newer code or a client has set that")
         else:
-            self._said.pop(name, None)
+            self._said.pop(declared.what, None)
 
-    def _say(self, level: int, name: str, what: str) -> None:
+    def _say(self, level: int, what: str, became: str) -> None:
         """Log what became of a declaration, unless it became the same before."""
-        if self._said.get(name) != what:
-            self._said[name] = what
-            logger.log(level, "the periodic task %r %s", name, what)
+        if self._said.get(what) != became:
+            self._said[what] = became
+            logger.log(level, "%s %s", what, became)

@@ -18,7 +18,7 @@ from leasekit._driver.answer import Answer
 from leasekit._worker import supervisor_link
 from leasekit._worker.around import Lifespan, is_async, living_in_loop, named
 from leasekit._worker.controller import Controller
-from leasekit._worker.declaring import Declaring, directory
+from leasekit._worker.declaring import Declared, Declaring
 from leasekit._worker.draining import DEFAULT_DRAIN, Drain, DrainTimeouts
 from leasekit._worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit._worker.handlers import Handler, RunIn
@@ -27,7 +27,6 @@ from leasekit.backend import KindListener, WindowListener
 from leasekit.client import Client
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.hooks import register_gauges
-from leasekit.periodic import PeriodicTask
 from leasekit.wire import MAX_KINDS
 
 if TYPE_CHECKING:
@@ -59,16 +58,14 @@ class WorkerRun:
         window: WindowSize = "auto",
         patience: DrainTimeouts = DEFAULT_DRAIN,
         end: Callable[[], None] | None = None,
-        periodic: Mapping[str, PeriodicTask] = MappingProxyType({}),
+        declared: Sequence[Declared] = (),
         lifespans: Sequence[Lifespan] = (),
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._client = client
         self._connection = client.__connection__()
         self._connection.check_labels(labels)
-        self._declaring = (
-            Declaring(directory(self._connection.backend), periodic, self._connection.coding) if periodic else None
-        )
+        self._declaring = Declaring(declared) if declared else None
         self._kinds = list(handlers)
         self.hooks = client.hooks
         self._open = ExitStack()

@@ -35,7 +35,7 @@ from leasekit._worker import supervisor_link
 from leasekit._worker.around import Around, AroundRun, Lifespan, living, living_in_loop, named
 from leasekit._worker.around import check as check_generator
 from leasekit._worker.around import is_async as is_generator_async
-from leasekit._worker.declaring import declaration
+from leasekit._worker.declaring import declaration, declarations, settings_of
 from leasekit._worker.draining import DEFAULT_DRAIN, DrainTimeouts
 from leasekit._worker.handler_function import HandlerFunction
 from leasekit._worker.handlers import Dedupe, Handler, declare, is_async
@@ -52,7 +52,7 @@ from leasekit.flows import Flow
 from leasekit.hooks import Hook
 from leasekit.lease import lease
 from leasekit.periodic import PeriodicOptions, PeriodicTask
-from leasekit.task import Health, Task, TaskDefaults
+from leasekit.task import Health, KindSettings, Task, TaskDefaults
 
 logger = logging.getLogger("leasekit")
 
@@ -146,6 +146,7 @@ class Worker:
         """What this worker has, as `{"gpu": "a100"}`."""
         self._handlers: dict[str, Handler] = {}
         self._periodic: dict[str, PeriodicTask] = {}
+        self._settings: dict[str, KindSettings] = {}
         self._around: list[Around] = []
         self._lifespans: list[Lifespan] = []
         self._run: WorkerRun | None = None
@@ -164,6 +165,7 @@ class Worker:
         window: WindowSize | None = None,
         threads: int = 1,
         dedupe: Dedupe | None = None,
+        settings: KindSettings | None = None,
         **defaults: Unpack[TaskDefaults],
     ) -> Callable[[Callable[Concatenate[T, P], R]], HandlerFunction[T, P, R]]:
         """Declare the function that runs tasks of this kind: `(payload)` or `(payload, held)`.
@@ -193,6 +195,10 @@ class Worker:
                 handlers that mostly wait. The price: if one of them must be killed, or crashes, the others in its
                 process end with it, as crashes.
             dedupe: A function that gets the payload, as the handler does, and returns the task's `dedupe_key`.
+            settings: What the service holds for all tasks of the kind, whoever schedules them: retention, limits in
+                all workers together, shares, and options. The service is told when the worker starts. What is changed
+                there by hand holds until the code says something new about that setting; during a deploy the newer code
+                wins.
             defaults: Options of the tasks that are scheduled through the decorated name: `max_attempts`, `retry` and
                 the others of `TaskDefaults`. What `options(…)` says wins. A task that is scheduled by the name of its
                 kind (`client.schedule`, `held.then("mail")`, `leasekit schedule`) does not get them.
@@ -217,12 +223,14 @@ class Worker:
                 dedupe=dedupe,
                 **defaults,
             )
+            if settings is not None:
+                self._settings[kind] = settings_of(kind, settings)
             self._handlers[kind] = handler
             return HandlerFunction(function, handler, self._submitter)
 
         return register
 
-    def add(self, flow: Flow[Any], *, concurrency: int | None = None) -> None:
+    def add(self, flow: Flow[Any], *, concurrency: int | None = None, settings: KindSettings | None = None) -> None:
         """Run the steps of a flow here. They are `async def`, all of them or none.
 
         Raises `ConfigError` for a graph with a fault, and names the step.
@@ -230,8 +238,9 @@ class Worker:
         Args:
             flow: The flow, with all its steps.
             concurrency: As for `handler`: slots of its own.
+            settings: As for `handler`: what the service holds for all tasks of its kind.
         """
-        self.handler(flow.kind, concurrency=concurrency)(flow.__handler__())
+        self.handler(flow.kind, concurrency=concurrency, settings=settings)(flow.__handler__())
 
     def periodic(
         self, cron: str | None = None, /, **options: Unpack[PeriodicOptions]
@@ -431,7 +440,7 @@ class Worker:
             patience=patience,
             end=end,
             lifespans=self._lifespans,
-            periodic=self._periodic,
+            declared=declarations(client.__connection__(), self._settings, self._periodic),
             labels=checked_labels(self.labels),
         )
 

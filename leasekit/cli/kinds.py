@@ -225,10 +225,15 @@ def _lines(new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mappin
 def _write(client: Client, new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mapping[str, Any]]) -> None:
     for kind, settings in new.items():
         left = _without_removed(settings)
-        if left:
+        if left or (settings is not None and _is_declared(client.kind(kind))):
             client.set_kind(kind, KindSettings(**left))
         elif kind in old or settings is not None:
             client.delete_kind(kind)
+
+
+def _is_declared(info: KindInfo | None) -> bool:
+    """Return whether code declares a kind: to remove all its settings would only have them declared anew."""
+    return info is not None and info.declared is not None
 
 
 def _without_removed(settings: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -264,9 +269,11 @@ def _print_one(kind: str, info: KindInfo | None, *, as_json: bool) -> None:
         output.print_json(info)
         return
     settings = _settings(info)
+    declared = {} if info is None or info.declared is None else given(info.declared)
     for name in FORMS:
         if name in settings:
-            output.print_line([name, shown(name, settings[name]), "kind"])
+            by_code = name in declared and declared[name] == settings[name]
+            output.print_line([name, shown(name, settings[name]), "code" if by_code else "kind"])
         elif name in BY_DEFAULT:
             output.print_line([name, shown(name, BY_DEFAULT[name]), "default"])
         else:

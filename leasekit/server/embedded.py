@@ -174,11 +174,12 @@ class DirectBackend:
         checked(wire.OneKind, {"kind": kind})
         return next((info for info in await self.kinds() if info.kind == kind), None)
 
-    async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+    async def set_kind(self, kind: str, settings: KindSettings, *, is_declared: bool = False) -> KindInfo:
         checked(wire.OneKind, {"kind": kind})
         given = checked(wire.KindRequest, wire.given(settings))
+        noting = self._noting("kind.declare" if is_declared else "kind.set", target=kind, fields=given)
         info = await (await self._engine()).operations.set_kind(
-            kind, given, by=self.worker, **self._noting("kind.set", target=kind, fields=given)
+            kind, given, by=self.worker, is_declared=is_declared, **noting
         )
         assert info is not None  # noqa: S101 - it was just set
         return info

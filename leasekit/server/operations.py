@@ -117,14 +117,23 @@ class Operations:
         return act, await self._readers.find(act.search)
 
     async def set_kind(
-        self, kind: str, settings: KindSettings | None, *, by: str | None, note: Note | None = None
+        self,
+        kind: str,
+        settings: KindSettings | None,
+        *,
+        by: str | None,
+        is_declared: bool = False,
+        note: Note | None = None,
     ) -> KindInfo | None:
-        """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on."""
+        """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on.
+
+        With `is_declared`, the code of a worker says so.
+        """
         kinds.check_kind(kind)
-        info: KindInfo | None = await self._commit.ask(
-            SET_KIND, kinds.KindChange(kind, settings, by), size=1, note=note
-        )
-        logger.info("%s has %s", by or "a client", kinds.described(kind, settings))
+        change = kinds.KindChange(kind, settings, by, is_declared)
+        info: KindInfo | None = await self._commit.ask(SET_KIND, change, size=1, note=note)
+        if not is_declared:  # it is a repeat as a rule: the event tells of changes
+            logger.info("%s has %s", by or "a client", kinds.described(kind, settings))
         return info
 
     async def set_gate(self, change: GateChange, *, note: Note | None = None) -> GateInfo | None:

@@ -29,7 +29,7 @@ from leasekit.server.roles.periodic import Change as PeriodicChange
 from leasekit.server.store.routes import route_of
 from leasekit.server.sweeper import SWEEPING
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Redriven, Settlement, Verdict
+from leasekit.task import KindInfo, NewTask, Redriven, Settlement, Verdict
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
@@ -89,6 +89,11 @@ def _periodic_changed(turn: UnitOfWork, change: PeriodicChange, answer: Any) -> 
     return None if isinstance(change, periodic.Put) and change.is_declared and answer.changed_at != turn.now else 1
 
 
+def _kind_changed(turn: UnitOfWork, change: kinds.KindChange, answer: KindInfo | None) -> int | None:
+    """Return 1, or None for code that declares what is there already."""
+    return None if change.is_declared and answer is not None and answer.changed_at != frontend.moment(turn.now) else 1
+
+
 def _whether(turn: UnitOfWork, request: Any, answer: Any) -> int:
     return int(answer is not None)
 
@@ -108,7 +113,7 @@ CANCEL_MATCHING = RequestClass("bulk cancels", bulk.cancel, 1000, count=_cancell
 RESCHEDULE_MATCHING = RequestClass(
     "bulk reschedules", bulk.reschedule, 1000, count=lambda turn, request, answer: len(answer)
 )
-SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True)  # last: see `KindDefaults`
+SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True, count=_kind_changed)  # last: see `KindDefaults`
 SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see `KindDefaults`
 KEEP_GATES = RequestClass(
     "gatekeepings", lambda turn, asked: [gates.keep(turn, most=gates.STEP)] * len(asked), 10_000, is_last=True

@@ -161,9 +161,9 @@ class SharedBackend(ForwardingScheduler):
         """Return the settings of a kind."""
         return cast("KindInfo | None", await self._call("kind", kind))
 
-    async def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+    async def set_kind(self, kind: str, settings: KindSettings, *, is_declared: bool = False) -> KindInfo:
         """Replace the settings of a kind."""
-        return cast("KindInfo", await self._call("set_kind", kind, settings))
+        return cast("KindInfo", await self._call("set_kind", kind, settings, is_declared=is_declared))
 
     async def delete_kind(self, kind: str) -> None:
         """Remove the settings of a kind."""

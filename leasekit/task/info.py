@@ -31,6 +31,10 @@ class KindInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When the settings were changed last."""
     changed_by: str | None = None
     """The name of the client that changed them, or its address; None: the service does not know."""
+    declared: KindSettings | None = None
+    """What the code of a worker declares; None: no code does. What was changed by hand since holds all the same."""
+    declared_at: Annotated[datetime, Meta(tz=True)] | None = None
+    """When it was declared last, to a few minutes; None: no code has."""
 
 
 class HistoryEntry(Discreet, frozen=True, kw_only=True, omit_defaults=True):

@@ -313,11 +313,13 @@ class MemoryService:
         with self._view() as view:
             return kinds.listed(view)
 
-    async def set_kind(self, kind: str, settings: KindSettings | None, *, by: str | None) -> KindInfo | None:
+    async def set_kind(
+        self, kind: str, settings: KindSettings | None, *, by: str | None, is_declared: bool = False
+    ) -> KindInfo | None:
         """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on."""
         kinds.check_kind(kind)
         with self._turn() as turn:
-            (info,) = kinds.change(turn, [kinds.KindChange(kind, settings, by)])
+            (info,) = kinds.change(turn, [kinds.KindChange(kind, settings, by, is_declared)])
         return info
 
     async def gates(self) -> list[GateInfo]:

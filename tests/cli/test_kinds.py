@@ -1,6 +1,7 @@
 """`leasekit kinds`: what operators type, and the file that they keep."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leasekit.backend import KindDirectory
 from leasekit.cli.settings_text import FORMS, parsed, shown
 from leasekit.client import Client
 from leasekit.task import CompleteSettings, Exponential, FixedDelays, KindSettings, Polynomial
@@ -72,6 +74,24 @@ def test_a_reset_removes_all_settings(run: Run, client: Client) -> None:
     client.set_kind("report", KindSettings(max_attempts=3))
     run("kinds", "set", "report", "max_attempts=default")
     assert client.kinds() == []
+
+
+def test_what_code_declares_is_shown_as_such_and_stays_removed_where_it_was_by_hand(run: Run, client: Client) -> None:
+    directory = client.__connection__().backend
+    assert isinstance(directory, KindDirectory)
+    declared = partial(directory.set_kind, "report", KindSettings(max_attempts=3), is_declared=True)
+    client.__connection__().run(declared())
+    assert "max_attempts\t3\tcode" in run("kinds", "show", "report").stdout
+    run("kinds", "set", "report", "max_attempts=4", "priority=1")
+    lines = run("kinds", "show", "report").stdout.splitlines()
+    assert {"max_attempts\t4\tkind", "priority\t1\tkind"} < {*lines}
+    run("kinds", "set", "report", "max_attempts=default", "priority=default")
+    client.__connection__().run(declared())
+    assert of(client, "report") == KindSettings()
+    run("kinds", "reset", "report")
+    assert of(client, "report") is None
+    client.__connection__().run(declared())
+    assert of(client, "report") == KindSettings(max_attempts=3)
 
 
 FILE = """

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from leasekit import Client, ConfigError, Lease, Worker
-from leasekit.task import Scheduled, TaskDefaults
+from leasekit.task import KindSettings, Scheduled, TaskDefaults
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.worker import HandlerFunction
 
@@ -85,6 +85,8 @@ def test_the_defaults_of_tasks_are_named() -> None:
 
     defaults: TaskDefaults = {"max_attempts": 5, "max_runtime": 3600, "expiry": "retry"}
     assert_type(Worker().handler("k", dedupe=key, **defaults)(plain.function)(Thumbnail("a.png")), int)
+    settings = KindSettings(concurrency=4, retention=3600)
+    assert_type(Worker().handler("k", settings=settings)(plain.function)(Thumbnail("a.png")), int)
     with pytest.raises(TypeError, match="max_attempt"):
         Worker().handler("k", max_attempt=5)(plain.function)  # type: ignore[call-arg]
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 import leasekit
-from leasekit import Client, ConfigError, PeriodicInfo, PeriodicTask, Worker
+from leasekit import Client, ConfigError, Flow, KindInfo, KindSettings, PeriodicInfo, PeriodicTask, Worker
 from leasekit._worker import declaring
-from leasekit._worker.declaring import Declaring
+from leasekit._worker.declaring import Declaring, declared_periodic
 from leasekit.errors import Refused, Unavailable
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
@@ -92,7 +92,7 @@ def test_a_worker_leaves_what_was_changed_by_hand_and_says_so(
     client.set_periodic("k", by_hand)
     client.pause_periodic("k")
     with at_work(worker):
-        eventually(lambda: "the periodic task 'k' is not as this code declares it" in caplog.text)
+        eventually(lambda: "the periodic task 'k' is not as this code declares" in caplog.text)
     info = declared(client, "k")
     assert (info.task, info.is_paused) == (by_hand, True)
 
@@ -122,7 +122,8 @@ def told(directory: Directory, count: int, monkeypatch: pytest.MonkeyPatch) -> l
     directory.wanted = count
 
     async def run() -> None:
-        running = asyncio.create_task(Declaring(directory, tasks).run())  # type: ignore[arg-type]  # all that is called
+        declared = declared_periodic(directory, tasks)  # type: ignore[arg-type]  # it has all that is called
+        running = asyncio.create_task(Declaring(declared).run())
         await directory.is_enough.wait()
         running.cancel()
 
@@ -149,7 +150,7 @@ def test_a_declaration_that_is_refused_is_logged_once_and_delays_no_other(
 
     assert told(Refusing(), 3, monkeypatch) == ["b", "b", "b"]
     assert caplog.messages == [
-        "the periodic task 'a' is not set, and is tried again in some minutes: cron is no cron expression"
+        "the periodic task 'a' is not set, which is tried again in some minutes: cron is no cron expression"
     ]
 
 
@@ -223,3 +224,76 @@ def test_only_handlers_of_the_worker_are_periodic_each_name_once_and_before_it_r
         declared(client, "k")
         with pytest.raises(ConfigError, match="too late"):
             worker.periodic(every=60, name="late")(run)
+
+
+def test_settings_that_a_handler_declares_hold_for_tasks_that_others_schedule(
+    worker: Worker, client: Client, at_work: AtWork
+) -> None:
+    settings = KindSettings(retention=3600.0, concurrency=4, weight=2.0, priority=1)
+
+    @worker.handler("mail", settings=settings, max_attempts=3)
+    def mail(payload: str) -> None: ...
+
+    with at_work(worker):
+        info: KindInfo = eventually(lambda: client.kind("mail"))
+        assert (info.settings, info.declared) == (settings, settings)
+        task = client.get(client.schedule("mail", "x", delay=60).id)
+    assert task is not None
+    assert task.priority == 1
+
+
+def test_settings_that_were_changed_by_hand_stay_and_the_log_says_so(
+    worker: Worker, client: Client, at_work: AtWork, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "leasekit")
+
+    @worker.handler("k", settings=KindSettings(concurrency=4))
+    def _(payload: None) -> None: ...
+
+    with at_work(worker):
+        eventually(lambda: client.kind("k"))
+    client.set_kind("k", KindSettings(concurrency=2))
+    with at_work(worker):
+        eventually(lambda: "the settings of kind 'k' are not as this code declares" in caplog.text)
+    info = client.kind("k")
+    assert info is not None
+    assert info.settings == KindSettings(concurrency=2)
+
+
+def test_a_flow_declares_settings_of_its_kind_too(worker: Worker, client: Client, at_work: AtWork) -> None:
+    flow = Flow("f", state=int)
+
+    @flow.step()
+    def only(state: int) -> None: ...
+
+    worker.add(flow, settings=KindSettings(weight=3.0))
+    with at_work(worker):
+        info: KindInfo = eventually(lambda: client.kind(flow.kind))
+    assert info.settings == KindSettings(weight=3.0)
+
+
+def test_a_worker_of_a_service_without_settings_of_kinds_does_not_start(faulty: Faulty) -> None:
+    worker = Worker(faulty)
+
+    @worker.handler("k", settings=KindSettings(weight=2.0))
+    def _(payload: None) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"^Faulty has no settings of kinds: leave settings=… out of the handler 'k'"):
+        worker.run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "why"),
+    [
+        ("k", {"weight": 2}, r"settings must be leasekit\.KindSettings\(…\), got \{'weight': 2\}"),
+        ("k", KindSettings(concurrency=0), "concurrency"),
+        ("named:k", KindSettings(weight=2), "stands for the lease of a name"),
+    ],
+)
+def test_settings_that_no_kind_can_have_are_refused_where_they_stand(
+    worker: Worker, kind: str, settings: Any, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^handler '{kind}'.*{why}"):
+
+        @worker.handler(kind, settings=settings)
+        def _(payload: None) -> None: ...

@@ -35,6 +35,12 @@ from leasekit.wire import (
 _PERIODICS = 100  # of one page, with payloads of up to 64 KiB
 
 
+class PutKind(ChangedKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request that sets a kind: also whether the code of a worker says so."""
+
+    is_declared: bool = False
+
+
 class ChangedPeriodic(OnePeriodic, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a request that changes a periodic task: which, and the name of the client, for the log."""
 
@@ -139,13 +145,16 @@ async def get_kind(request: ApiRequest, params: OneKind) -> KindInfo:
 
 
 @put("/v1/kinds/{kind}", needs("operate", kinds=Where.PATH), WRITES)
-async def set_kind(request: ApiRequest, params: ChangedKind, body: KindRequest) -> KindInfo:
+async def set_kind(request: ApiRequest, params: PutKind, body: KindRequest) -> KindInfo:
     """Replace all settings of a kind, for tasks that are scheduled from then on; its limits hold at once. `worker` is
-    for the log.
+    for the log. With `is_declared`, the code of a worker says so: that takes effect once, for the settings in which it
+    differs from what code declared before, and older code does not undo newer code.
     """
-    by = request.client_name(params.worker)
-    note = request.note("kind.set", target=params.kind, fields=body, worker=params.worker)
-    info = await request.parts.engine.operations.set_kind(params.kind, body, by=by, note=note)
+    by, act = request.client_name(params.worker), "kind.declare" if params.is_declared else "kind.set"
+    note = request.note(act, target=params.kind, fields=body, worker=params.worker)
+    info = await request.parts.engine.operations.set_kind(
+        params.kind, body, by=by, is_declared=params.is_declared, note=note
+    )
     assert info is not None  # noqa: S101 - it was just set
     return info
 

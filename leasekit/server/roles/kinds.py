@@ -1,12 +1,17 @@
-"""The settings of kinds: change and list them."""
+"""The settings of kinds: change and list them.
+
+What code declares and what operators set is judged by `declarations.py`, for each setting by itself.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
+from leasekit.server.declarations import declare, digest_of
 from leasekit.server.key_rooms import release_kinds
 from leasekit.server.roles.frontend import moment
 from leasekit.server.rooms import Rooms
@@ -15,6 +20,7 @@ from leasekit.server.store.kind_defaults import decoded
 from leasekit.server.store.kind_rules import rules_of
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import KindInfo, KindSettings
+from leasekit.wire import given
 
 _encode = msgspec.json.Encoder().encode
 
@@ -25,6 +31,7 @@ class KindChange(NamedTuple):
     kind: str
     settings: KindSettings | None  # None: the kind is to have none
     by: str | None  # who asked
+    is_declared: bool = False  # whether the code of a worker says so, and not an operator
 
 
 def check_kind(kind: str) -> None:
@@ -37,19 +44,68 @@ def check_kind(kind: str) -> None:
 def change(turn: UnitOfWork, changes: Sequence[KindChange]) -> list[KindInfo | None]:
     """Replace the settings of kinds. Settings that are the same already are left as they are."""
     rows = {row.name: row for row in turn.tx.kinds()}
+    if not all(_is_repeat(rows.get(wanted.kind), wanted, turn.now) for wanted in changes):
+        turn.tx.begin_change()  # what is read from here on, no other node changes meanwhile
+        rows = {row.name: row for row in turn.tx.kinds()}
     answers: list[KindInfo | None] = []
-    for kind, settings, by in changes:
-        data = None if settings is None else _encode(settings)
-        if data != (rows[kind].settings if kind in rows else None):
-            turn.tx.set_kind(kind, data, at=turn.now, by=by)
-            rows[kind] = KindRow(kind, data, turn.now, by, 0)
-            turn.tell_of_kind(kind, by)
-            if settings is not None:
-                Rooms.refit(turn, kind, rules_of(settings))
-            release_kinds(turn, [kind])
-            turn.freed(kind)
-        answers.append(_info(rows[kind]) if kind in rows else None)
+    for wanted in changes:
+        old = rows.get(wanted.kind, KindRow(wanted.kind, None, turn.now, None, 0))
+        new = rows[wanted.kind] = _declared(old, wanted, turn.now) if wanted.is_declared else _set(old, wanted)
+        if new.settings != old.settings:
+            rows[wanted.kind] = new = new._replace(changed_at=turn.now, changed_by=wanted.by)
+        _write(turn, old, new)
+        answers.append(_info(new))
     return answers
+
+
+def _is_repeat(row: KindRow | None, wanted: KindChange, now: float) -> bool:
+    """Return whether this is a declaration that changes nothing."""
+    return row is not None and wanted.is_declared and not declare(row, digest_of(_encode(wanted.settings)), now)[1]
+
+
+def _set(row: KindRow, wanted: KindChange) -> KindRow:
+    """Return the row with what an operator sets; what code declared is only forgotten with all settings."""
+    if wanted.settings is None:
+        return KindRow(row.name, None, row.changed_at, row.changed_by, row.change)
+    return row._replace(settings=_encode(wanted.settings))
+
+
+def _declared(row: KindRow, wanted: KindChange, now: float) -> KindRow:
+    """Return the row with a declaration, which changes the settings if it is a new one."""
+    data = _encode(wanted.settings)
+    noted, is_new = declare(row, digest_of(data), now)
+    if not is_new or wanted.settings is None:
+        return noted
+    return noted._replace(settings=_encode(_merged(row, wanted.settings)), declared=data)
+
+
+def _merged(row: KindRow, declared: KindSettings) -> KindSettings:
+    """Change the settings in which this declaration differs from the one before; leave the others as they are."""
+    current = decoded(row)
+    if current is None:
+        return declared
+    before, after = given(_declaration(row) or KindSettings()), given(declared)
+    changed = {name for name in {**before, **after} if before.get(name, UNSET) != after.get(name, UNSET)}
+    merged = {name: value for name, value in given(current).items() if name not in changed}
+    try:
+        return KindSettings(**merged, **{name: after[name] for name in changed & after.keys()})
+    except ValueError:  # they contradict what was changed by hand
+        return declared
+
+
+def _write(turn: UnitOfWork, old: KindRow, new: KindRow) -> None:
+    if new.settings == old.settings and new.digests == old.digests:
+        if new.digests is not None and new.declared_at is not None and new.declared_at != old.declared_at:
+            turn.tx.note_kind(new.name, new.digests, at=new.declared_at)
+        return
+    at, by, declaration = new.changed_at, new.changed_by, new.declaration
+    turn.tx.set_kind(new.name, new.settings, at=at, by=by, declaration=declaration)
+    if new.settings != old.settings:
+        turn.tell_of_kind(new.name, by)
+        if (settings := decoded(new)) is not None:
+            Rooms.refit(turn, new.name, rules_of(settings))
+        release_kinds(turn, [new.name])
+        turn.freed(new.name)
 
 
 def listed(view: View) -> list[KindInfo]:
@@ -67,4 +123,15 @@ def _info(row: KindRow) -> KindInfo | None:
     settings = decoded(row)
     if settings is None:
         return None
-    return KindInfo(kind=row.name, settings=settings, changed_at=moment(row.changed_at), changed_by=row.changed_by)
+    return KindInfo(
+        kind=row.name,
+        settings=settings,
+        changed_at=moment(row.changed_at),
+        changed_by=row.changed_by,
+        declared=_declaration(row),
+        declared_at=None if row.declared_at is None else moment(row.declared_at),
+    )
+
+
+def _declaration(row: KindRow) -> KindSettings | None:
+    return None if row.declared is None else decoded(row._replace(settings=row.declared))

@@ -23,6 +23,7 @@ from leasekit.server.store.nodes import (
     Reading,
 )
 from leasekit.server.store.rows import (
+    NOT_DECLARED,
     Anchor,
     AuditRow,
     Checkpoint,
@@ -35,6 +36,7 @@ from leasekit.server.store.rows import (
     Filter,
     GateRow,
     Holding,
+    KindDeclaration,
     KindRow,
     Lane,
     MinuteRow,
@@ -51,6 +53,7 @@ from leasekit.server.store.writes import Tx
 
 __all__ = [
     "MESSAGE",
+    "NOT_DECLARED",
     "RETENTION",
     "Anchor",
     "AuditRow",
@@ -67,6 +70,7 @@ __all__ = [
     "GateRow",
     "Holding",
     "InboxRow",
+    "KindDeclaration",
     "KindRow",
     "Lane",
     "Limits",

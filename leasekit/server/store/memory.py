@@ -18,6 +18,7 @@ from leasekit._lifecycle.transitions import renewed
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.store import (
+    NOT_DECLARED,
     Anchor,
     AuditRow,
     Checkpoint,
@@ -30,6 +31,7 @@ from leasekit.server.store import (
     Filter,
     GateRow,
     Holding,
+    KindDeclaration,
     KindRow,
     Lane,
     Limits,
@@ -649,8 +651,21 @@ class _MemoryTx(_MemoryView, Tx):
     def last_kind_change(self) -> int:
         return self._tables.changes[None]
 
-    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
-        self._put(self._tables.kinds, name, KindRow(name, settings, at, by, self._count_change()))
+    def set_kind(
+        self,
+        name: str,
+        settings: bytes | None,
+        *,
+        at: float,
+        by: str | None,
+        declaration: KindDeclaration = NOT_DECLARED,
+    ) -> None:
+        self._put(self._tables.kinds, name, KindRow(name, settings, at, by, self._count_change(), *declaration))
+
+    def note_kind(self, name: str, digests: str, *, at: float) -> None:
+        row = self._tables.kinds.get(name)
+        if row is not None and row.digests == digests:
+            self._put(self._tables.kinds, name, row._replace(declared_at=at))
 
     def _count_change(self) -> int:
         self._put(self._tables.changes, None, self.last_kind_change() + 1)

@@ -95,6 +95,17 @@ class Deadline(NamedTuple):
     at: float
 
 
+class KindDeclaration(NamedTuple):
+    """A declaration of the settings of a kind, by code. The fields are in the order of the table's columns."""
+
+    declared: bytes | None = None  # the `KindSettings` that took effect last, as JSON; None: no code has
+    digests: str | None = None  # of what code has declared, the newest first
+    declared_at: float | None = None  # when the first of them was declared last
+
+
+NOT_DECLARED = KindDeclaration()
+
+
 class KindRow(NamedTuple):
     """The settings of a kind. The fields are in the order of the table's columns."""
 
@@ -103,6 +114,14 @@ class KindRow(NamedTuple):
     changed_at: float
     changed_by: str | None
     change: int  # the number of its last change, which grows with each change of any kind
+    declared: bytes | None = None  # as in `KindDeclaration`, like all that follow
+    digests: str | None = None
+    declared_at: float | None = None
+
+    @property
+    def declaration(self) -> KindDeclaration:
+        """Return what code has declared."""
+        return KindDeclaration(*self[5:])
 
 
 class GateRow(NamedTuple):

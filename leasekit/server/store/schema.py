@@ -160,6 +160,9 @@ kind = sa.Table(
     sa.Column("changed_at", sa.Double, nullable=False),
     sa.Column("changed_by", sa.Text),
     sa.Column("change", sa.BigInteger, nullable=False),
+    sa.Column("declared", sa.LargeBinary),
+    sa.Column("digests", sa.Text),
+    sa.Column("declared_at", sa.Double),
     sa.PrimaryKeyConstraint("name"),
     sqlite_with_rowid=False,
 )

@@ -513,6 +513,11 @@ KIND_CHANGE = Statement(select(store.c.kind_change))
 COUNT_KIND_CHANGE = Statement(sa.update(store).values(kind_change=store.c.kind_change + 1))
 DROP_KIND = Statement(sa.delete(kind).where(kind.c.name == bindparam("kind_name", type_=sa.Text)))
 ADD_KIND = Insert(kind)
+NOTE_KIND = Statement(
+    sa.update(kind)
+    .where(kind.c.name == bindparam("of_name", type_=sa.Text), kind.c.digests == bindparam("of_digests", type_=sa.Text))
+    .values(declared_at=bindparam("at", type_=sa.Double))
+)
 GATES = Statement(select(gate).order_by(gate.c.scope, gate.c.name))
 ADD_GATE = Insert(gate)
 DROP_GATE = Statement(

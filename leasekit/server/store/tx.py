@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Select, func, literal, select, tuple_
 
 from leasekit.server.store import (
+    NOT_DECLARED,
     Anchor,
     AuditRow,
     Checkpoint,
@@ -22,6 +23,7 @@ from leasekit.server.store import (
     Filter,
     GateRow,
     Holding,
+    KindDeclaration,
     KindRow,
     Lane,
     Limits,
@@ -534,12 +536,23 @@ class SqlTx(SqlView, Tx):
     def last_kind_change(self) -> int:
         return int(self._session.rows(sql.KIND_CHANGE)[0][0])
 
-    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+    def set_kind(
+        self,
+        name: str,
+        settings: bytes | None,
+        *,
+        at: float,
+        by: str | None,
+        declaration: KindDeclaration = NOT_DECLARED,
+    ) -> None:
         self.begin_change()
         self._session.run(sql.COUNT_KIND_CHANGE)  # from here on, other writers of kinds wait
         ((change,),) = self._session.rows(sql.KIND_CHANGE)
         self._session.run(sql.DROP_KIND, kind_name=name)
-        self._session.insert(sql.ADD_KIND, [(name, settings, at, by, change)])
+        self._session.insert(sql.ADD_KIND, [(name, settings, at, by, change, *declaration)])
+
+    def note_kind(self, name: str, digests: str, *, at: float) -> None:
+        self._session.run(sql.NOTE_KIND, of_name=name, of_digests=digests, at=at)
 
     def begin_change(self) -> None:
         """Do nothing: no other writer can be in the middle of a transaction."""

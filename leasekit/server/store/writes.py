@@ -5,6 +5,7 @@ from typing import Protocol
 
 from leasekit._lifecycle.rows import Limits, Trigger
 from leasekit.server.store.rows import (
+    NOT_DECLARED,
     Anchor,
     AuditRow,
     Checkpoint,
@@ -14,6 +15,7 @@ from leasekit.server.store.rows import (
     Dedupe,
     Entity,
     GateRow,
+    KindDeclaration,
     Lane,
     MinuteRow,
     PeriodicRow,
@@ -277,8 +279,20 @@ class RuleWrites(Protocol):
         """Return the number of the last change of the settings of any kind, or of a gate; zero if there was none."""
         ...
 
-    def set_kind(self, name: str, settings: bytes | None, *, at: float, by: str | None) -> None:
+    def set_kind(
+        self,
+        name: str,
+        settings: bytes | None,
+        *,
+        at: float,
+        by: str | None,
+        declaration: KindDeclaration = NOT_DECLARED,
+    ) -> None:
         """Replace the settings of a kind, under the next number of a change. Raises `Refused` if there is no room."""
+        ...
+
+    def note_kind(self, name: str, digests: str, *, at: float) -> None:
+        """Note when code declared the settings of a kind last, if these digests are still those of its row."""
         ...
 
     def begin_change(self) -> None:

@@ -133,6 +133,25 @@ class Kinds(SchedulerBase):
         await self.sleep(0.01)
         assert await setting.set_kind(kind, KindSettings(priority=1)) == first
 
+    async def test_settings_that_code_declares_again_change_nothing_that_was_changed_by_hand(
+        self, setting: KindService, kind: str
+    ) -> None:
+        declared = KindSettings(retention=3600.0, concurrency=4)
+        info = await setting.set_kind(kind, declared, is_declared=True)
+        assert (info.settings, info.declared) == (declared, declared)
+        assert info.declared_at is not None
+        by_hand = KindSettings(retention=3600.0, concurrency=2, priority=1)
+        assert (await setting.set_kind(kind, by_hand)).declared == declared
+        assert (await setting.set_kind(kind, declared, is_declared=True)).settings == by_hand
+        newer = KindSettings(retention=7200.0, concurrency=4)
+        kept = KindSettings(retention=7200.0, concurrency=2, priority=1)
+        for said in (newer, declared, newer):
+            info = await setting.set_kind(kind, said, is_declared=True)
+            assert (info.settings, info.declared) == (kept, newer)
+        await setting.delete_kind(kind)
+        assert await setting.kind(kind) is None
+        assert (await setting.set_kind(kind, newer, is_declared=True)).settings == newer
+
     @pytest.mark.parametrize(
         "settings",
         [

@@ -4,10 +4,13 @@
 import asyncio
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 import pytest
 
 from leasekit.errors import Unavailable
+from leasekit.server import declarations
 from leasekit.server.engine import Engine
 from leasekit.server.store import Store
 from leasekit.server.store.kind_defaults import KindDefaults
@@ -37,6 +40,51 @@ async def test_a_task_takes_from_its_kind_what_it_does_not_say(bench: Bench) -> 
     task = await bench.taken("a", claim_timeout=20.0)
     assert (task.ttl, task.max_runtime, (await bench.info("a")).priority) == (20, 70, 1)
     assert (await bench.beat(task)).ttl == 60
+
+
+async def declared(bench: Bench, **settings: Any) -> KindSettings:
+    info = await bench.engine.operations.set_kind("k", KindSettings(**settings), by="worker", is_declared=True)
+    assert info is not None
+    return info.settings
+
+
+async def test_code_changes_only_the_settings_of_which_it_says_something_new(bench: Bench) -> None:
+    await put(bench, KindSettings(priority=1, max_attempts=9))
+    assert await declared(bench, max_attempts=3, rate=5.0, burst=9) == KindSettings(
+        priority=1, max_attempts=3, rate=5.0, burst=9
+    )
+    await put(bench, KindSettings(priority=1, max_attempts=4, rate=6.0, burst=9))
+    assert await declared(bench, max_attempts=3, rate=5.0, weight=2.0) == KindSettings(
+        priority=1, max_attempts=4, rate=6.0, weight=2.0
+    )
+
+
+async def test_code_wins_as_a_whole_where_it_contradicts_what_was_changed_by_hand(bench: Bench) -> None:
+    await declared(bench, rate=5.0)
+    await put(bench, KindSettings(priority=1))
+    assert await declared(bench, rate=5.0, burst=9) == KindSettings(rate=5.0, burst=9)
+
+
+async def test_an_older_declaration_counts_again_once_the_newer_one_is_forgotten(bench: Bench) -> None:
+    await declared(bench, weight=1.0)
+    assert await declared(bench, weight=2.0) == KindSettings(weight=2.0)
+    await bench.later(declarations.FORGOTTEN - 1)
+    assert await declared(bench, weight=1.0) == KindSettings(weight=2.0)
+    await declared(bench, weight=2.0)  # it is noted
+    await bench.later(2)
+    assert await declared(bench, weight=1.0) == KindSettings(weight=2.0)
+    await bench.later(declarations.FORGOTTEN)
+    assert await declared(bench, weight=1.0) == KindSettings(weight=1.0)
+
+
+async def test_a_repeated_declaration_is_only_noted(bench: Bench) -> None:
+    await declared(bench, weight=2.0)
+    before = await bench.engine.queries.kinds()
+    await bench.later(100)
+    await declared(bench, weight=2.0)
+    (info,) = await bench.engine.queries.kinds()
+    assert info == msgspec.structs.replace(before[0], declared_at=info.declared_at)
+    assert info.declared_at == datetime.fromtimestamp(bench.clock.wall, UTC)
 
 
 async def test_settings_hold_after_a_restart_too(bench: Bench) -> None:

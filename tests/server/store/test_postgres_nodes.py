@@ -74,6 +74,22 @@ async def test_the_settings_of_a_kind_hold_on_all_nodes_from_their_commit_on(nod
     assert [info.kind for info in await others[0].queries.kinds()] == ["k"]
 
 
+async def test_what_nodes_declare_and_set_at_one_moment_is_never_forgotten(nodes: list[Engine]) -> None:
+    by_code, by_hand = KindSettings(weight=2.0), KindSettings(weight=3.0)
+    for kind in map(str, range(20)):
+        asked = ((by_code, True), (by_hand, False), (by_code, True))
+        await asyncio.gather(
+            *(
+                node.operations.set_kind(kind, settings, by=None, is_declared=is_declared)
+                for node, (settings, is_declared) in zip(nodes, asked, strict=True)
+            )
+        )
+        await nodes[0].operations.set_kind(kind, by_hand, by=None)
+        info = await nodes[1].operations.set_kind(kind, by_code, by=None, is_declared=True)
+        assert info is not None
+        assert (info.settings, info.declared) == (by_hand, by_code)
+
+
 async def test_no_instant_has_more_leases_than_the_concurrency_of_their_kind_on_all_nodes_together(
     nodes: list[Engine], url: str
 ) -> None:

@@ -17,6 +17,7 @@ from leasekit.server.store import (
     Entity,
     Filter,
     GateRow,
+    KindDeclaration,
     KindRow,
     Lane,
     Limits,
@@ -673,6 +674,21 @@ def test_settings_of_kinds_are_found_by_their_change_and_undone_with_their_trans
         assert view.kinds() == rows
         assert view.kinds(after=last - 1) == rows[1:]
         assert view.kinds(after=last) == []
+
+
+def test_what_code_declared_is_kept_and_noted_again_without_a_change_of_the_kind(store: Store) -> None:
+    with store.transaction() as tx:
+        tx.set_kind("a", b"{}", at=1.0, by="ada", declaration=KindDeclaration(b"1", "x y", 1.0))
+    with store.transaction() as tx:
+        last = tx.last_kind_change()
+    row = KindRow("a", b"{}", 1.0, "ada", last, b"1", "x y", 1.0)
+    for digests, noted in (("y", row), ("x y", row._replace(declared_at=9.0))):
+        with store.transaction() as tx:
+            tx.note_kind("a", digests, at=9.0)
+            assert tx.last_kind_change() == last
+        with store.view() as view:
+            assert view.kinds() == [noted]
+    assert noted.declaration == KindDeclaration(b"1", "x y", 9.0)
 
 
 def test_gates_are_counted_as_changes_and_undone_with_their_transaction(store: Store) -> None:

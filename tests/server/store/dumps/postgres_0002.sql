@@ -56,7 +56,10 @@ CREATE TABLE leasekit.kind (
     settings bytea,
     changed_at double precision NOT NULL,
     changed_by text,
-    change bigint NOT NULL
+    change bigint NOT NULL,
+    declared bytea,
+    digests text,
+    declared_at double precision
 );
 CREATE TABLE leasekit.node (
     id text NOT NULL COLLATE pg_catalog."C",
@@ -235,8 +238,8 @@ INSERT INTO leasekit.claim VALUES ('one', 'third', 1795469459.59019, 0, '\x5b5b3
 INSERT INTO leasekit.deadline VALUES (4, 60, 4102444860);
 INSERT INTO leasekit.dedupe VALUES ('done', 'key', 'done', NULL);
 INSERT INTO leasekit.gate VALUES ('kind', 'later', 'pause', NULL, 'not yet', 1795469460, 'one');
-INSERT INTO leasekit.kind VALUES ('waiting', '\x7b227072696f72697479223a302c226d61785f617474656d707473223a337d', 1795469460, 'one', 2);
-INSERT INTO leasekit.kind VALUES ('gone', NULL, 1795469459, NULL, 1);
+INSERT INTO leasekit.kind VALUES ('waiting', '\x7b227072696f72697479223a302c226d61785f617474656d707473223a337d', 1795469460, 'one', 2, NULL, NULL, NULL);
+INSERT INTO leasekit.kind VALUES ('gone', NULL, 1795469459, NULL, 1, NULL, NULL, NULL);
 INSERT INTO leasekit.keyed VALUES (6, 'waiting', 2, 'tenant', 1795469459.472198);
 INSERT INTO leasekit.share VALUES ('waiting', 2, 'tenant', 0, false, 1795469459.472198);
 INSERT INTO leasekit.task VALUES (6, 'keyed', 'waiting', NULL, 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');

@@ -10,7 +10,10 @@ CREATE TABLE leasekit.kind (
     settings bytea,                -- as JSON; null: the kind no longer has any
     changed_at double precision NOT NULL,
     changed_by text,
-    change bigint NOT NULL         -- what `kind_change` was when this was written
+    change bigint NOT NULL,        -- what `kind_change` was when this was written
+    declared bytea,                -- as JSON: what code has declared
+    digests text,                  -- of what code has declared, the newest first
+    declared_at double precision
 );
 
 CREATE TABLE leasekit.gate (

@@ -1,16 +1,15 @@
 """`leasekit kinds`: show and change the settings of kinds."""
 
 import sys
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leasekit.backend import checked
-from leasekit.cli import options, output
+from leasekit.cli import kinds_file, options, output
 from leasekit.cli.errors import WRONG_USAGE, fail, spoken
+from leasekit.cli.gates import Gated
+from leasekit.cli.kinds_file import KindsFile
 from leasekit.cli.service import connected
 from leasekit.cli.settings_text import (
     BY_DEFAULT,
@@ -23,10 +22,9 @@ from leasekit.cli.settings_text import (
     shown,
 )
 from leasekit.client import Client
-from leasekit.errors import ConfigError, LeasekitError, Refused
-from leasekit.named import PREFIXES
+from leasekit.errors import ConfigError, LeasekitError
 from leasekit.task import KindInfo, KindSettings
-from leasekit.wire import OneKind, given
+from leasekit.wire import given
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +36,7 @@ EXAMPLES = f"""\b
   leasekit kinds show KIND          each setting of one kind, and who sets it
   leasekit kinds set KIND NAME=…    change these, and leave the others
   leasekit kinds reset KIND…        remove all settings of these kinds
-  leasekit kinds apply FILE         make the kinds in a TOML file as it says
+  leasekit kinds apply FILE         make kinds and gates as a TOML file says
 
 \b
 The list has, in a pipe, a line for each: kind, settings, when they were
@@ -57,6 +55,14 @@ changes are only printed.
   max_attempts = 3
   retry = ["10s", "1m", "10m"]
   retention = "7d"
+A gate in it is open, pause or drop, or a table with the mode, a reason, and
+until (a time with its offset). A gate that is not in the file stays as it is,
+and so do the settings of a kind whose table has a gate alone.
+  [report.gate]
+  mode = "pause"
+  reason = "the printer is on fire"
+  [collections.tenant-7]
+  gate = "open"
 
 \b
 Examples:
@@ -87,7 +93,7 @@ def kinds(
     _check(what, arguments, has_flags=yes or dry_run or prune)
     if yes and dry_run:
         raise typer.BadParameter("it contradicts --yes", param_hint="--dry-run")
-    wanted = _read(arguments[0]) if what == "apply" else {}
+    wanted = _read(arguments[0]) if what == "apply" else KindsFile({}, {})
     changes = _changes(arguments[1:]) if what == "set" else {}
     with connected(service) as client:
         match what:
@@ -136,42 +142,11 @@ def _changes(words: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _read(path: str) -> dict[str, dict[str, Any]]:
-    """Return the settings of each kind in a TOML file; end with all errors of the file, if it has any."""
-    try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"the file {path!r} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the file {path!r} is not TOML: {error}") from error
-    kinds: dict[str, dict[str, Any]] = {}
-    errors: list[str] = []
-    for kind, table in tables.items():
-        if (fault := _fault(kind, table)) is not None:
-            errors.append(f"{path}: {kind!r} {fault}")
-            continue
-        kinds[kind] = {}
-        for name, value in table.items():
-            try:
-                kinds[kind][name] = parsed(name, value)
-            except ConfigError as error:
-                errors.append(f"{path}: [{kind}] {error}")
-        errors += [f"{path}: [{kind}] {fault}" for fault in contradictions(kinds[kind])]
+def _read(path: str) -> KindsFile:
+    """Return what a file says; end with all errors of the file, if it has any."""
+    wanted, errors = kinds_file.read(path)
     _refuse(errors)
-    return kinds
-
-
-def _fault(kind: str, table: object) -> str | None:
-    """Return why this cannot be the table of a kind in a file."""
-    if not isinstance(table, dict):
-        return "is no table: write [KIND] above the settings of a kind"
-    if kind.startswith(PREFIXES):
-        return "stands for the lease of a name, which has no settings: leave it out"
-    try:
-        checked(OneKind, {"kind": kind})
-    except Refused:
-        return "is no kind: it must have 1 to 128 printable ASCII characters, and no slash"
-    return None
+    return wanted
 
 
 def _refuse(errors: Sequence[str]) -> None:
@@ -189,14 +164,13 @@ def _all(client: Client) -> dict[str, dict[str, Any]]:
     return {info.kind: _settings(info) for info in client.kinds()}
 
 
-def _apply(
-    client: Client, wanted: Mapping[str, Mapping[str, Any]], *, prune: bool, ask: bool, only_print: bool
-) -> None:
+def _apply(client: Client, wanted: KindsFile, *, prune: bool, ask: bool, only_print: bool) -> None:
     old = _all(client)
-    new: dict[str, Mapping[str, Any] | None] = {**wanted}
+    new: dict[str, Mapping[str, Any] | None] = {**wanted.kinds}
     if prune:
-        new |= {kind: None for kind in old if kind not in wanted}
-    lines = _lines(new, old)
+        new |= {kind: None for kind in old if kind not in wanted.kinds and Gated(kind, None) not in wanted.gates}
+    gates = kinds_file.gate_changes(wanted.gates, client.gates()) if wanted.gates else []
+    lines = [*_lines(new, old), *map(str, gates)]
     for line in lines:
         output.print_line([line])
     if not lines:
@@ -204,7 +178,13 @@ def _apply(
     elif only_print or (ask and not (sys.stdin.isatty() and output.on_terminal())):
         typer.echo(f"leasekit kinds: {len(lines)} would change: --yes changes them", err=True)
     elif not ask or typer.confirm("Change them?", err=True):
+        for change in gates:  # a kind is closed before its settings change, and opened after that
+            if change.new is not None:
+                kinds_file.change_gate(client, change)
         _write(client, new, old)
+        for change in gates:
+            if change.new is None:
+                kinds_file.change_gate(client, change)
         typer.echo(f"leasekit kinds: {len(lines)} changed", err=True)
 
 

@@ -160,6 +160,77 @@ def test_kinds_that_are_not_in_the_file_are_reset_if_asked(run: Run, client: Cli
     assert [info.kind for info in client.kinds()] == ["kind with spaces", "report"]
 
 
+def test_gates_of_a_file_are_shown_and_closed_and_opened(run: Run, client: Client, file: Path) -> None:
+    client.set_kind("mail", KindSettings(priority=1))
+    client.pause(kind="other", reason="by hand")
+    client.pause(collection="back")
+    file.write_text(
+        """
+        [report]
+        priority = 0
+        gate = { mode = "pause", reason = "a bad release", until = 2999-01-01T00:00:00Z }
+        [mail.gate]
+        mode = "drop"
+        until = "2001-01-01T00:00:00Z"
+        [collections.tenant-7]
+        gate = "drop"
+        [collections.back]
+        gate = "open"
+        """,
+        encoding="utf-8",
+    )
+    for flags in (["--dry-run"], ["--yes"]):
+        lines = run("kinds", "apply", str(file), *flags).stdout.splitlines()
+        assert lines[0] == "report: priority default (2) → 0"
+        assert lines[1].startswith("report: gate open → pause until 2999-01-0")
+        assert lines[1].endswith(" (a bad release)")
+        assert lines[2:] == ["collection tenant-7: gate open → drop", "collection back: gate pause → open"]
+    closed = [(gate.kind, gate.collection, gate.mode, gate.reason) for gate in client.gates()]
+    assert closed == [
+        ("other", None, "pause", "by hand"),
+        ("report", None, "pause", "a bad release"),
+        (None, "tenant-7", "drop", None),
+    ]
+    assert of(client, "mail") == KindSettings(priority=1)  # its table has a gate alone
+    assert run("kinds", "apply", str(file), "--yes", "--prune").stderr == "leasekit kinds: nothing changes\n"
+
+
+def test_all_errors_of_the_gates_of_a_file_are_told_at_once(run: Run, client: Client, file: Path) -> None:
+    file.write_text(
+        """
+        [report]
+        gate = "shut"
+        [mail.gate]
+        reason = "no mode"
+        [fax.gate]
+        mode = "pause"
+        until = 2030-01-01T00:00:00
+        [tea.gate]
+        mode = "pause"
+        duration = 60
+        [collections.a]
+        priority = 1
+        [collections.""]
+        gate = "pause"
+        """,
+        encoding="utf-8",
+    )
+    done = run("kinds", "apply", str(file), "--yes")
+    assert done.exit_code == 2
+    write = "write open, pause or drop, or a table of mode, reason, and until (a time with its offset)"
+    assert [line.removeprefix(f"leasekit kinds: {file}: ") for line in done.stderr.splitlines()] == [
+        f"[report] gate cannot be 'shut': {write}",
+        f"[mail] gate cannot be {{'reason': 'no mode'}}: {write}",
+        f"[fax] gate cannot be {{'mode': 'pause', 'until': datetime.datetime(2030, 1, 1, 0, 0)}}: {write}",
+        f"[tea] gate cannot be {{'mode': 'pause', 'duration': 60}}: {write}",
+        f"[collections.a] has a gate and nothing else: {write.replace('write', 'write gate =')}",
+        "[collections.] is no name of a collection: it must have 1 to 128 printable ASCII characters",
+    ]
+    assert client.gates() == []
+    file.write_text("collections = 1", encoding="utf-8")
+    assert "'collections' is no table: write [collections.NAME]" in run("kinds", "apply", str(file)).stderr
+
+
 def test_all_errors_of_a_file_are_told_at_once_and_nothing_is_changed(run: Run, client: Client, file: Path) -> None:
     file.write_text(
         FILE

@@ -6,7 +6,7 @@ import pytest
 
 from leasekit.backend import KindDirectory
 from leasekit.errors import Refused
-from leasekit.task import KindSettings, NewTask
+from leasekit.task import FixedDelays, KindSettings, NewTask, Outcome
 from leasekit.testing.contract.base import SchedulerBase, Service
 
 
@@ -69,6 +69,36 @@ class Shares(SchedulerBase):
         info = await self.info(sharing, task.id)
         assert (info.key, info.attempt) == (task.id.removeprefix(kind)[0], 0)
         assert sorted(await self.granted_names(sharing, kind)) == ["a1", "a2", "b1"]
+
+    @pytest.mark.parametrize("outcome", ["retry", "release", "crash"])
+    async def test_a_task_that_runs_again_is_behind_those_of_its_key_that_were_due_before(
+        self, sharing: Service, kind: str, outcome: Outcome
+    ) -> None:
+        await self.put_all(sharing, kind, "a1", "a2", "a3", retry=FixedDelays(waits=[0]))
+        started: list[str] = []
+        for _ in range(4):
+            task = await self.claim_one(sharing, kind)
+            started.append(task.id.removeprefix(kind))
+            await self.sleep(0.01)  # or both might be due at one instant
+            await self.settle(sharing, task, "success" if len(started) > 1 else outcome)
+        assert started == ["a1", "a2", "a3", "a1"]
+
+    async def test_a_task_that_waits_for_its_retry_holds_up_none_of_its_key(self, sharing: Service, kind: str) -> None:
+        await self.put_all(sharing, kind, "a1", "a2", retry=FixedDelays(waits=[3600]))
+        await self.settle(sharing, await self.claim_one(sharing, kind), "retry")
+        assert await self.granted_names(sharing, kind) == ["a2"]
+
+    async def test_a_task_after_another_of_its_key_waits_for_its_retries_too(self, sharing: Service, kind: str) -> None:
+        if not sharing.capabilities.dependencies:
+            pytest.skip("the service has no tasks after others")
+        await self.put_all(sharing, kind, "a1", retry=FixedDelays(waits=[0]))
+        await self.put_all(sharing, kind, "a2", after=[f"{kind}a1"])
+        started: list[str] = []
+        for outcome in ("retry", "release", "crash", "success", "success"):
+            task = await self.claim_one(sharing, kind)
+            started.append(task.id.removeprefix(kind))
+            await self.settle(sharing, task, outcome)
+        assert started == ["a1", "a1", "a1", "a1", "a2"]
 
     async def test_a_task_with_a_key_can_be_cancelled(self, sharing: Service, kind: str) -> None:
         await self.put_all(sharing, kind, "a1", "a2", "b1")

@@ -73,6 +73,12 @@ server.http.request:ApiRequest.each
 + True
 tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-cancel]
 
+foreign-leases: A token renews leases of foreign kinds.
+server.http.request:ApiRequest.each_lease
+- self.access.kinds.match(kind)
++ True
+tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-heartbeat]
+
 foreign-status: A token that uses an id of a foreign task learns its status.
 server.http.routes:_without_foreign
 - answer.conflict and answer.id not in own

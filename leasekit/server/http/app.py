@@ -18,6 +18,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.echo import echo_request_header
+from leasekit.server.http.lease_kinds import LeaseKinds
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.http.needs import ANY_TOKEN
 from leasekit.server.http.openapi import document
@@ -81,6 +82,7 @@ class Api(Router):
         self.parts = Parts(
             *(engine, DisconnectWatch(), DisconnectWatch(), metrics, sending),
             bodies=BodyTimeouts(body_timeout),
+            lease_kinds=LeaseKinds(engine.queries.kinds_of),
             auth=Authenticator(engine, is_required=reach.needs_tokens, peer=reach.peer, count=metrics.refuse),
         )
         self.reach = reach

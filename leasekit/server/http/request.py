@@ -8,6 +8,7 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -23,11 +24,12 @@ from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.engine import Engine
 from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.disconnect import DisconnectWatch
+from leasekit.server.http.lease_kinds import LeaseKinds
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.http.problems import Malformed, TooDeep, Unauthenticated
 from leasekit.server.http.sending import Sending
 from leasekit.server.roles.audit import Note, names_of
-from leasekit.task import Verdict
+from leasekit.task import Beat, Verdict
 from leasekit.wire import MAX_BODY
 
 _T = TypeVar("_T")
@@ -74,6 +76,7 @@ class Parts:
     sending: Sending
     bodies: BodyTimeouts
     auth: Authenticator
+    lease_kinds: LeaseKinds
 
 
 class ApiRequest(Request):
@@ -112,8 +115,16 @@ class ApiRequest(Request):
         if self.access.has_all_kinds:
             return await act(items)
         own = await self.own(ids)
-        verdicts = iter(await act([item for item, task_id in zip(items, ids, strict=True) if task_id in own]))
-        return [next(verdicts) if task_id in own else Verdict(id=task_id, verdict="gone") for task_id in ids]
+        return await _judged(items, ids, [task_id in own for task_id in ids], act)
+
+    async def each_lease(
+        self, beats: Sequence[Beat], act: Callable[[Sequence[Beat]], Awaitable[list[Verdict]]]
+    ) -> list[Verdict]:
+        """Do what `each` does, for leases that are renewed again and again."""
+        if self.access.has_all_kinds:
+            return await act(beats)
+        own = [self.access.kinds.match(kind) for kind in await self.parts.lease_kinds.of(beats)]
+        return await _judged(beats, [beat.id for beat in beats], own, act)
 
     def client_name(self, worker: str | UnsetType) -> str | None:
         """Return the name that a client gave itself, or else the address that it called from."""
@@ -205,6 +216,18 @@ class ApiRequest(Request):
                 _refuse_size()
             if not event["more_body"]:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def _judged(
+    items: Sequence[_T],
+    ids: Sequence[str],
+    own: Sequence[bool],
+    act: Callable[[Sequence[_T]], Awaitable[list[Verdict]]],
+) -> list[Verdict]:
+    """Return the verdicts of `act` on a caller's own items, and *gone* for the others."""
+    verdicts = iter(await act(list(compress(items, own))))
+    judged = zip(ids, own, strict=True)
+    return [next(verdicts) if is_own else Verdict(id=task_id, verdict="gone") for task_id, is_own in judged]
 
 
 NOBODY = Access(name="nobody", scopes=frozenset(), kinds=KindPatterns(()))

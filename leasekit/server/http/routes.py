@@ -333,9 +333,8 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
 async def heartbeat(request: ApiRequest, body: BeatsRequest) -> VerdictsAnswer:
     """Renew leases. Each beat has its own verdict, by position: `renewed`, `gone` or `throttled`."""
     request.parts.engine.fleet.note_window(body.worker, body.window)
-    ids = [beat.id for beat in body.beats]
     renew = functools.partial(request.parts.engine.heartbeat, body.worker)
-    return VerdictsAnswer(verdicts=await request.each(body.beats, ids, renew))
+    return VerdictsAnswer(verdicts=await request.each_lease(body.beats, renew))
 
 
 @post("/v1/results", needs("work", kinds=Where.ITEMS), WRITES)

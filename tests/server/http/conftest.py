@@ -16,6 +16,7 @@ import uvloop
 from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api
 from leasekit.server.http.disconnect import DisconnectWatch
+from leasekit.server.http.lease_kinds import LeaseKinds
 from leasekit.server.http.process import Server
 from leasekit.server.node_roles import ALL_ROLES, Role
 from leasekit.server.roles.tokens import Create
@@ -45,6 +46,7 @@ class Running:
     loop: asyncio.AbstractEventLoop
     polls: DisconnectWatch
     waits: DisconnectWatch
+    lease_kinds: LeaseKinds
     connections: set[Any]
 
     token: str | None = None
@@ -118,6 +120,7 @@ def run(
             app = Api(engine, **options)
             running.loop = asyncio.get_running_loop()
             running.engine, running.polls, running.waits = engine, app.parts.polls, app.parts.waits
+            running.lease_kinds = app.parts.lease_kinds
             servers.append(Server(app))
             running.connections = servers[0].server_state.connections
             opened.set()

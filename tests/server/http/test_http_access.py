@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import uuid
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.periodic import PeriodicTaskItem
-from leasekit.server.http import auth
+from leasekit.server.http import auth, lease_kinds
 from leasekit.server.http.needs import Where
 from leasekit.server.http.operations import Operation
 from leasekit.server.http.reach import Reach
@@ -20,7 +20,7 @@ from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.roles.gates import Gated
 from leasekit.server.roles.periodic import Put
 from leasekit.server.roles.tokens import Create
-from leasekit.task import KindSettings, NewTask, Outcome, Settlement
+from leasekit.task import Beat, KindSettings, NewTask, Outcome, Settlement
 from leasekit.tokens import SCOPES, Scope, digest_of, is_secret, new_secret
 from leasekit.wire import GateRequest, TokenRequest
 from tests.server.http.conftest import PATIENCE, Answer, Running, RunServer
@@ -405,6 +405,43 @@ def test_a_repeated_claim_has_tasks_only_for_the_token_that_made_it(service: Ser
     assert service.call(other, "POST", "/v1/claims", body | {"limit": 0}).json["tasks"] == []
     again = service.call(mine, "POST", "/v1/claims", body).json["tasks"]
     assert again == first
+
+
+def test_the_kind_of_a_lease_is_looked_up_once_and_holds_for_no_other_lease(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[str] = []
+    queries = service.server.engine.queries
+    kinds_of = queries.kinds_of
+
+    async def counted(ids: Collection[str]) -> dict[str, str]:
+        looked_up.extend(ids)
+        return await kinds_of(ids)
+
+    monkeypatch.setattr(service.server.lease_kinds, "_kinds_of", counted)
+    secret, beats = service.new(["work"]), []
+    for kind in (OWN, FOREIGN):
+        beats += requests(service, "heartbeat", kind).body["beats"]
+    body = {"worker": "w", "beats": beats}
+    for _ in range(3):
+        verdicts = service.call(secret, "POST", "/v1/heartbeats", body).json["verdicts"]
+        assert [verdict["verdict"] for verdict in verdicts] == ["renewed", "gone"]
+    assert sorted(looked_up) == sorted(beat["id"] for beat in beats)
+    service.call(secret, "POST", "/v1/heartbeats", {"worker": "w", "beats": [beats[1] | {"token": beats[0]["token"]}]})
+    assert looked_up.count(beats[1]["id"]) == 2
+
+
+@pytest.mark.anyio
+async def test_only_some_leases_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def kinds_of(ids: Collection[str]) -> dict[str, str]:
+        return {task_id: f"kind of {task_id}" for task_id in ids if task_id != "unknown"}
+
+    monkeypatch.setattr(lease_kinds, "_MOST", 3)
+    known = lease_kinds.LeaseKinds(kinds_of)
+    beats = [Beat(id=task_id, token="t") for task_id in ("a", "b", "unknown", "c", "d", "a")]
+    kinds = ["kind of a", "kind of b", None, "kind of c", "kind of d", "kind of a"]
+    assert await known.of(beats) == kinds == await known.of(beats)
+    assert len(known._known) == 3
 
 
 # Tokens ----------------------------------------------------------------------------------------------------------

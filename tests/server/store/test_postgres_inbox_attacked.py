@@ -1,9 +1,11 @@
 """Attacks on the inbox: a task exists once if, and only if, its transaction commits; a bad row stops nothing else."""
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from random import Random
 
 import msgspec
@@ -19,6 +21,8 @@ from tests.postgres_server import PostgresServer
 from tests.sampling import in_soak
 
 pytestmark = pytest.mark.anyio
+
+SHOP = Path(__file__).parents[3] / "examples" / "19_transaction.py"
 
 DYING_NODE = """
 import asyncio, os, signal, sys
@@ -73,8 +77,8 @@ def waiting(url: str) -> int:
     return int(row[0])
 
 
-def exit_code(command: list[str]) -> int:
-    return subprocess.run(command, check=False).returncode
+def exit_code(command: list[str], environment: Mapping[str, str] = os.environ) -> int:
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 @pytest.mark.parametrize(("before", "after"), STEPS, ids=lambda step: step or "-")
@@ -88,6 +92,69 @@ async def test_a_node_that_is_killed_while_it_takes_in_leaves_one_task_of_each_r
         while waiting(url):  # the database has still to notice that the node is dead
             await node.tick()
         assert await found(node) == ["a", "b", "c"]
+
+
+DYING_APPLICATION = """
+import asyncio, os, signal, sys
+from importlib.util import module_from_spec, spec_from_file_location
+import httpx, sqlalchemy as sa
+
+path, point = sys.argv[1:]
+spec = spec_from_file_location("shop", path)
+shop = sys.modules["shop"] = module_from_spec(spec)
+spec.loader.exec_module(shop)
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def before(connection, cursor, statement, *_):
+    if point == "before the order" and "customer_order" in statement:
+        die()
+    if point == "before the task" and "leasekit.inbox" in statement:
+        die()
+
+def after(connection, cursor, statement, *_):
+    if point == "after the task" and "leasekit.inbox" in statement:
+        die()
+
+def commit(connection):
+    if point == "in the commit":
+        connection.exec_driver_sql("COMMIT")
+    if point in {"in the commit", "before the commit"}:
+        die()
+
+async def main():
+    for name, listener in {"before_cursor_execute": before, "after_cursor_execute": after, "commit": commit}.items():
+        sa.event.listen(shop.database.sync_engine, name, listener)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(shop.app), base_url="http://shop") as browser:
+        assert (await browser.post("/orders/7", params={"to": "ada"})).status_code == 201
+    die()
+
+asyncio.run(main())
+"""
+POINTS = {
+    "before the order": 0, "before the task": 0, "after the task": 0, "before the commit": 0, "in the commit": 1,
+    "after the answer": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("point", "number"), POINTS.items())
+async def test_an_application_that_is_killed_has_left_the_order_and_its_task_or_neither(
+    point: str, number: int, url: str
+) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute('CREATE TABLE customer_order (id int PRIMARY KEY, "to" text NOT NULL)')
+    store = os.environ | {"LEASEKIT_STORE": url}
+    try:
+        assert exit_code([sys.executable, "-c", DYING_APPLICATION, str(SHOP), point], store) == -signal.SIGKILL
+        with psycopg.connect(url) as connection:
+            assert connection.execute("SELECT count(*) FROM customer_order").fetchone() == (number,)
+    finally:
+        with psycopg.connect(url) as connection:
+            connection.execute("DROP TABLE customer_order")
+    async with Engine(PostgresStore(url)) as node:
+        await node.tick()
+        assert len((await node.queries.list_tasks(kind="confirm")).tasks) == number
 
 
 async def test_a_savepoint_that_is_rolled_back_takes_only_its_tasks_along(url: str, node: Engine) -> None:

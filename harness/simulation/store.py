@@ -54,8 +54,12 @@ class WatchedStore:
         # Sorted by task: the order within a batch may depend on the order of a set, and has no meaning.
         for row in sorted(watched.steps, key=lambda row: row.seq):
             claim = watched.claims.get(row.token or "", "")
-            outcome = watched.outcomes.get((row.seq, row.fence))
-            self._note(self._rows.get(row.seq), row, outcome=outcome, claim=claim)
+            before = self._rows.get(row.seq)
+            ends = before is not None and before.status in LEASED and row.status not in LEASED
+            # A task that is rescheduled in the transaction that ends its lease has a fence of its own by then.
+            fence = before.fence if ends and before is not None else row.fence
+            outcome = watched.outcomes.get((row.seq, fence))
+            self._note(before, row, fence, outcome=outcome, claim=claim)
             self._rows[row.seq] = row
         for event, fields in watched.changes:
             self._world.log(event, "store", **fields)
@@ -70,8 +74,9 @@ class WatchedStore:
         """Close the store as the end of its process does."""
         self._inner.close()
 
-    def _note(self, before: Trigger | None, after: Trigger, *, outcome: str | None, claim: str) -> None:
-        lease = {"task": after.id, "fence": after.fence}
+    def _note(self, before: Trigger | None, after: Trigger, fence: int, *, outcome: str | None, claim: str) -> None:
+        """Log what has become of a task; `fence` is that of the lease that it is about."""
+        lease = {"task": after.id, "fence": fence}
         is_leased, was_leased = after.status in LEASED, before is not None and before.status in LEASED
         if is_leased and after.token is not None and (before is None or after.token != before.token):
             self.fences[after.token] = (after.id, after.fence)

@@ -37,6 +37,7 @@ from leasekit.server.roles import (
     redrive,
     rescheduling,
     retention,
+    start_deadlines,
 )
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
@@ -369,6 +370,8 @@ class MemoryService:
                 while firing.fire(turn):
                     pass
                 consumer.reap(turn, limit=sys.maxsize)
+                while start_deadlines.tend(turn):
+                    pass
                 tx.tend_shares(limit=100)
                 following.follow(turn, most=_ALL)
                 retention.remove_old(turn, keep=RETENTION)

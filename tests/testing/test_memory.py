@@ -54,6 +54,17 @@ async def test_a_claim_waits_on_the_given_clock(memory: MemoryBackend, clock: Fa
     assert (await asking) == Claimed(tasks=[], waited=30)
 
 
+async def test_a_task_that_is_too_late_ends_though_no_worker_asks(
+    memory: MemoryBackend, service: MemoryService, clock: FakeClock
+) -> None:
+    await memory.schedule([NewTask(kind="k", id="t", start_deadline=60.0)])
+    clock.advance(61)
+    await memory.schedule([NewTask(kind="k")])
+    info = service.get("t")
+    assert info is not None
+    assert info.status == "dropped"
+
+
 async def test_only_a_lease_can_be_stolen_and_only_by_its_token(
     memory: MemoryBackend, service: MemoryService, clock: FakeClock
 ) -> None:

@@ -269,6 +269,18 @@ class _AnyOf(ForwardingScheduler):
     async def reschedule(self, task_id: str, **wanted: Any) -> Any:
         return await self._call("reschedule", task_id, **wanted)
 
+    async def cancel_matching(self, **wanted: Any) -> Any:
+        return await self._call("cancel_matching", **wanted)
+
+    async def reschedule_matching(self, **wanted: Any) -> Any:
+        return await self._call("reschedule_matching", **wanted)
+
+    async def set_periodic(self, name: str, task: Any) -> Any:
+        return await self._call("set_periodic", name, task)
+
+    async def delete_periodic(self, name: str) -> None:
+        await self._call("delete_periodic", name)
+
     async def set_gate(self, **wanted: Any) -> Any:
         return await self._call("set_gate", **wanted)
 

@@ -44,8 +44,8 @@ from tests.sampling import in_soak
 WAIT = 5.0
 TTLS = st.sampled_from([(10.0, 20.0), (20.0, 10.0), (30.0, 4.0), (10.0, 10.0)])  # of a claim, and of a beat
 MAX_ATTEMPTS, MAX_CRASHES = 3, 2
-ENDED = {"success", "fatal_failure", "cancelled", "dead"}
-REDRIVABLE = {"dead", "fatal_failure"}
+ENDED = {"success", "fatal_failure", "cancelled", "dead", "dropped"}
+REDRIVABLE = {"dead", "fatal_failure", "dropped"}
 WAITING = {"new", "enqueued", "retriable_failure"}
 OUTCOMES = ["success", "fatal", "retry", "release", "crash", "cancelled"]
 GATED = st.sampled_from([("kind", "k"), ("collection", "c"), ("collection", "c"), ("collection", "d")])
@@ -98,6 +98,10 @@ class Model:
     def is_overdue(self) -> bool:
         """Whether its `max_runtime` was over before its lease ended."""
         return self.overdue_at is not None and self.overdue_at <= self.ends_at
+
+    def is_of_last_run(self, grant: Grant) -> bool:
+        """Whether no later run has begun, and no later life: a reschedule has a fence too, and ends neither."""
+        return grant is self.grants[-1] and not any(fence > grant.fence for fence, *_ in self.redrives)
 
     def expire(self, now: float) -> None:
         self.grants[-1].end = ("expired", self.attempt)
@@ -196,6 +200,8 @@ def carried(progress: tuple[int, int | None] | None) -> dict[str, Any]:
 class Histories(RuleBasedStateMachine):
     """Everything that can be asked for, in any order, with lost answers, repeats, restarts, steps and time between."""
 
+    made_of = Model
+
     def __init__(self, rig: Rig) -> None:
         super().__init__()
         self.rig = rig
@@ -279,7 +285,7 @@ class Histories(RuleBasedStateMachine):
     def added(self, task_id: str, *, ttls: Any, later: float, priority: int = 2, **options: Any) -> None:
         options = {"max_runtime": None, "expiry": "crash"} | options
         number = self.run(self.rig.number(task_id, already=len(self.tasks)))
-        self.tasks[task_id] = Model(ttls, priority, number, due_at=self.rig.now + later, **options)
+        self.tasks[task_id] = self.made_of(ttls, priority, number, due_at=self.rig.now + later, **options)
 
     @rule(key=st.sampled_from("ab"), window=st.sampled_from([None, 10.0]), ttls=TTLS, lost=st.booleans())
     def schedule_once(self, key: str, window: float | None, ttls: Any, lost: bool) -> None:
@@ -487,7 +493,7 @@ class Histories(RuleBasedStateMachine):
             return "cancelled" if model.status == "cancelled" else "settled"
         if grant.report is not None:
             return "settled"
-        if grant.fence != model.fence:
+        if not model.is_of_last_run(grant):
             return "taken"
         return "overdue" if self.is_overdue(model) else "expired"
 
@@ -526,7 +532,7 @@ class Histories(RuleBasedStateMachine):
         said = (outcome, result, wait, None if progress is None else progress[0])
         if grant.report is not None:
             return "settled" if grant.report == said else "gone"
-        if grant.fence != model.fence or model.status in ENDED:
+        if not model.is_of_last_run(grant) or model.status in ENDED:
             return "gone"
         grant.report = said
         model.report(grant, progress)
@@ -685,9 +691,12 @@ class Histories(RuleBasedStateMachine):
             found = (info.status.value, info.attempt, info.crashes, info.fence, info.progress)
             expected = (model.status, model.attempt, model.crashes, model.fence, model.progress)
             assert found == expected, (info.id, found, expected)
-            assert (info.reason or "").partition(";")[0] == (model.reason or "")
+            self.check_reason(info.reason or "", model)
             gate = self.gate_of(model) if model.status in WAITING else None
             assert (info.gate and info.gate.mode) == (gate and gate.mode)
+
+    def check_reason(self, reason: str, model: Any) -> None:
+        assert reason.partition(";")[0] == (model.reason or "")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,10 @@ def is_bulk(command: str, ids: list[str], wanted: Wanted, *, dry_run: bool, toke
     return bool(wanted)
 
 
-def print_matched(matched: Matched, *, as_json: bool, is_dry: bool) -> None:
+def print_matched(matched: Matched, command: str, wanted: Wanted, *, as_json: bool, is_dry: bool) -> None:
+    """Print how many tasks were changed, or would be; without any, say so on standard error."""
+    if not matched.kinds:
+        typer.echo(f"leasekit {command}: no task that can be changed matches ({wanted})", err=True)
     if as_json:
         output.print_json(matched)
         return

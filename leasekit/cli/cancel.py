@@ -61,7 +61,8 @@ def cancel(
         if named or chain:
             raise typer.BadParameter("it goes with ids", param_hint="--named, --chain")
         with connected(service) as client:
-            print_matched(client.cancel_matching(token=token, **wanted.filters), as_json=as_json, is_dry=dry_run)
+            matched = client.cancel_matching(token=token, **wanted.filters)
+        print_matched(matched, "cancel", wanted, as_json=as_json, is_dry=dry_run)
         return
     _cancel(ids, named=named, chain=chain, service=service, as_json=as_json)
 

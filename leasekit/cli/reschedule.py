@@ -66,9 +66,8 @@ def reschedule(
     to: Any = {"at": at, "delay": 0 if now else delay, "priority": priority}
     with connected(service) as client:
         if is_bulk("reschedule", ids, wanted, dry_run=dry_run, token=token):
-            print_matched(
-                client.reschedule_matching(token=token, **to, **wanted.filters), as_json=as_json, is_dry=dry_run
-            )
+            matched = client.reschedule_matching(token=token, **to, **wanted.filters)
+            print_matched(matched, "reschedule", wanted, as_json=as_json, is_dry=dry_run)
         for task_id in ids:
             try:
                 changed = client.reschedule(task_id, **to)

@@ -27,6 +27,17 @@ def test_what_a_dry_run_has_counted_is_rescheduled(run: Run, client: Client) -> 
 
 
 @pytest.mark.parametrize("command", [("cancel",), ("reschedule", "--now")], ids=str)
+def test_no_match_is_said_beside_the_token_and_the_act(run: Run, client: Client, command: tuple[str, ...]) -> None:
+    client.schedule("k", tags=["other"])
+    wanted, why = (*command, "--kind", "k", "--tag", "t"), "no task that can be changed matches (kind k, tags t)"
+    tried = run(*wanted, "--dry-run")
+    ((name, token),) = [line.split("\t") for line in tried.stdout.splitlines()]
+    assert (tried.exit_code, name, tried.stderr) == (0, "token", f"leasekit {command[0]}: {why}\n")
+    done = run(*wanted, "--token", token)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", f"leasekit {command[0]}: {why}\n")
+
+
+@pytest.mark.parametrize("command", [("cancel",), ("reschedule", "--now")], ids=str)
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -245,7 +245,7 @@ def _rules(lines: Sequence[Line]) -> list[str]:
         for line in lines
     ]
     head = ["", "CPU µs a life", "times nothing set", "of all rounds"]
-    return ["### What kinds, gates, limits and keys cost", _machine(lines), _table(head, rows)]
+    return ["### What kinds, gates, limits, keys and queues cost", _machine(lines), _table(head, rows)]
 
 
 def _isolation(lines: Sequence[Line]) -> list[str]:

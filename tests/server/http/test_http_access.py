@@ -618,6 +618,16 @@ def entries(service: Service) -> list[dict[str, Any]]:
     return found
 
 
+def test_code_that_declares_a_kind_again_writes_no_second_entry(service: Service) -> None:
+    kind = f"own.{uuid.uuid4().hex}"
+    path, secret = f"/v1/kinds/{kind}?is_declared=true", service.new(["operate"], (kind,))
+    for weight in (2.0, 2.0, 3.0):
+        answer = service.call(secret, "PUT", path, {"weight": weight})
+        assert (answer.status, answer.json["declared"]) == (200, {"weight": weight})
+    assert [entry["act"] for entry in entries(service) if entry.get("target") == kind] == ["kind.declare"] * 2
+    assert service.call(service.new(["work", "submit"], (kind,)), "PUT", path, {"weight": 9.0}).status == 403
+
+
 NO_ACTS = {"list_tokens", "get_token", "list_audit"}
 OPERATORS = [each for each in ASKED if "operate" in each.needs.scopes and name_of(each) not in NO_ACTS]
 

@@ -158,9 +158,8 @@ class _Visit:
 
     def arguments(self) -> tuple[Any, ...] | None:
         """Return the arguments of the function; None: the state does not fit, and the flow is stuck."""
-        state = self._call.state
         try:
-            state = state if self.step.schema is Any else msgspec.convert(state, self.step.schema, str_keys=True)
+            state = _of_type(self._call.state, self.step.schema)
         except msgspec.ValidationError as error:
             message = f"the state does not fit step {self._call.step!r}: {error}"
             self._stop({"type": "ValidationError", "message": message})
@@ -251,10 +250,7 @@ class _Visit:
         call = replace(call, flow=self._call.flow or self._held.task.id)
         if (each := self._steps.declared[call.step].each) is None:
             return [Planned(call)]
-        state = call.state
-        if isinstance(state, msgspec.Raw):
-            state = msgspec.json.decode(bytes(state), type=self._steps.schema)
-        items = list(each(state))
+        items = list(each(_of_type(call.state, self._steps.schema)))
         if len(items) > moves.LIMIT:
             raise Fatal(
                 f"`each` of step {call.step!r} gave {len(items):,} items, {moves.LIMIT} is the most: group them"
@@ -294,11 +290,11 @@ def run_step(steps: Steps, call: Call, held: Lease) -> None:
     """Run a step whose function is not `async`."""
     if (visit := _visit(steps, call, held)) is None:
         return
-    if call.joins is not None and not visit.join(held.__connection__.run(visit.results())):
-        return
-    if (arguments := visit.arguments()) is None:
-        return
     try:
+        if call.joins is not None and not visit.join(held.__connection__.run(visit.results())):
+            return
+        if (arguments := visit.arguments()) is None:
+            return
         value = visit.step.function(*arguments)
     except Exception as error:  # noqa: BLE001 - raised again where the flow has no edge for it
         visit.raised(error)
@@ -310,11 +306,11 @@ async def run_async_step(steps: Steps, call: Call, held: Lease) -> None:
     """Run a step whose function is `async`."""
     if (visit := _visit(steps, call, held)) is None:
         return
-    if call.joins is not None and not visit.join(await held.__connection__.arun(visit.results())):
-        return
-    if (arguments := visit.arguments()) is None:
-        return
     try:
+        if call.joins is not None and not visit.join(await held.__connection__.arun(visit.results())):
+            return
+        if (arguments := visit.arguments()) is None:
+            return
         value = await visit.step.function(*arguments)
     except Exception as error:  # noqa: BLE001 - raised again where the flow has no edge for it
         visit.raised(error)
@@ -335,6 +331,11 @@ def _visit(steps: Steps, call: Call, held: Lease) -> _Visit | None:
         return None
     visit = _Visit(steps, call, held)
     return visit if visit.begins() else None
+
+
+def _of_type(state: Any, schema: Any) -> Any:
+    """Return a state as a value of its own of this type: a step that changes it changes no other execution's."""
+    return msgspec.json.decode(msgspec.json.encode(state), type=schema)
 
 
 def _latest_mark(held: Lease) -> Mark:

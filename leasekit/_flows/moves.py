@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from leasekit._flows.graph import Graph, Node
+from leasekit.errors import Fatal
 
 KIND = "flow:"
 LIMIT = 900  # branches of a mapped step: all are scheduled in one settlement, which has room for 1,000 tasks
@@ -99,7 +100,7 @@ def succeed(graph: Graph, call: Call, value: Any, *, choice: str | None = None) 
     node = graph.nodes[call.step]
     if call.item is not None:
         return Move(Record(edge="success", state=value))
-    failure = None if call.failure is not None and call.failure.step == call.step else call.failure
+    failure = _left(call)
     to = choice or node.on_success
     if to is None:
         return Move(Record(edge="success", state=value, failure=failure))
@@ -119,13 +120,18 @@ def fail(graph: Graph, call: Call, error: Any) -> Move:
 
 
 def join(graph: Graph, call: Call, records: Sequence[Record]) -> Move | list[Any]:
-    """Return what the branches returned, for the join's own step; or the move if one of them has failed."""
+    """Return what the branches returned, for the join's own step; or the move if one of them has failed.
+
+    Raises `Fatal` if one has failed and the edge of its failure is gone: the code was changed meanwhile.
+    """
     failed = [(item, record.failure) for item, record in enumerate(records) if record.failure is not None]
-    to = graph.nodes[call.joins].on_failure if call.joins in graph.nodes else None
-    if not failed or call.joins is None or to is None:
+    if not failed or call.joins is None:
         return [record.state for record in records]
     item, first = failed[0]
     message = f"{len(failed)} of {len(records)} branches failed; the first of them is that of item {item}"
+    to = graph.nodes[call.joins].on_failure if call.joins in graph.nodes else None
+    if to is None:
+        raise Fatal(f"step {call.joins!r}: {message}, and this version of the flow has no on_failure for it")
     failure = Failure(step=call.joins, error={"type": "BranchFailed", "message": message, "first": first.error})
     move = _back(call, to, failure)
     return move._replace(record=None if move.record is None else replace(move.record, is_skipped=True))
@@ -135,6 +141,11 @@ def _back(call: Call, to: str, failure: Failure) -> Move:
     """Return the move along an edge of failure. The first failure of a flow is the one that it keeps."""
     record = Record(edge="failure", to=to, failure=failure)
     return Move(record, _next(call, to, state=call.state, failure=call.failure or failure))
+
+
+def _left(call: Call) -> Failure | None:
+    """Return the failure that led here, unless it is made good by a success of this step."""
+    return None if call.failure is not None and call.failure.step == call.step else call.failure
 
 
 def _next(call: Call, to: str, *, state: Any, failure: Failure | None) -> Call:
@@ -159,7 +170,7 @@ def fan_out(graph: Graph, call: Call, items: Sequence[Any], ids: Sequence[str]) 
         meeting = Call(step=call.step, flow=call.flow, is_meeting=True)
         after = spare[: len(groups)]
         planned += [Planned(meeting, task_id, group) for task_id, group in zip(after, groups, strict=True)]
-    joining = replace(call, step=to, joins=call.step, branches=branches)
+    joining = replace(call, step=to, joins=call.step, branches=branches, failure=_left(call))
     return [*planned, Planned(joining, after=after)]
 
 

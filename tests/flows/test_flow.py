@@ -1,7 +1,9 @@
 """Flows, from the first step to an end: on a worker, over stores that know chains."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -578,3 +580,85 @@ def test_the_branches_are_where_a_flow_is_until_they_join(client: Client) -> Non
     assert info is not None
     assert (info.status, info.steps) == ("running", ["square"])
     worker.drain()
+
+
+def test_a_failure_leads_back_to_branches_of_the_state(client: Client) -> None:
+    flow = Flow("undo-all", state=Vm)
+    undone: list[str] = []
+
+    @flow.step(on_failure="undo")
+    def build(vm: Vm) -> None:
+        raise Fatal("no room")
+
+    @flow.step(each=lambda vm: vm.log, on_success="end")
+    def undo(entry: str) -> None:
+        undone.append(entry)
+
+    @flow.step()
+    def end(vm: Vm) -> None: ...
+
+    info = ends(client, flow, Vm("web", log=["disk", "net"]))
+    assert (info.status, sorted(undone)) == ("rolled_back", ["disk", "net"])
+
+
+def test_an_execution_changes_the_state_of_no_other(client: Client) -> None:
+    flow = Flow("own", state=dict[str, Any])
+    got: list[Any] = []
+
+    def changes(state: dict[str, Any]) -> None:
+        got.append([*state["pages"]])
+        state["pages"].append("changed")
+
+    @flow.step(retry_every=0, on_failure="back")
+    def first(state: dict[str, Any]) -> None:
+        changes(state)
+        if len(got) == 1:
+            raise NotYet
+        raise Fatal("no room")
+
+    @flow.step()
+    def back(state: dict[str, Any]) -> None:
+        changes(state)
+        worker.stop()
+
+    flow_id = flow.start(client, {"pages": []}).id
+    worker = Worker(client)
+    worker.add(flow)
+    asyncio.run(worker.serve())
+    info = client.flow(flow_id)
+    assert info is not None
+    assert (info.status, got) == ("rolled_back", [[], [], []])
+
+
+def test_a_join_that_cannot_run_is_a_failure_of_its_step(client: Client) -> None:
+    joined: list[Any] = []
+
+    def version(on_failure: str | None) -> Flow[list[int]]:
+        flow = Flow("deploy", state=list[int])
+        flow.step(name="first", on_success="convert")(passes)
+        flow.step(name="convert", each=lambda pages: pages, on_success="end", on_failure=on_failure)(fails)
+        flow.step(name="end", max_attempts=1)(joined.append)
+        if on_failure is not None:
+            flow.step(name=on_failure)(passes)
+        return flow
+
+    def passes(pages: list[int]) -> None: ...
+
+    def fails(page: int) -> None:
+        raise Fatal("no paper")
+
+    flow_id = version("back").start(client, [1]).id
+    for task in client.tasks("flow:deploy", until_idle=0):
+        call = msgspec.convert(task.payload, Call)
+        with suppress(Fatal), leasekit.lease(task) as held:
+            version(None if call.joins else "back").__handler__()(call, held)
+    for _ in range(2):  # as it is run again, it says the same
+        info = client.flow(flow_id)
+        assert info is not None
+        assert (info.status, info.steps, joined) == ("failed", ["end"], [])
+        assert info.failure is not None
+        assert "no on_failure" in info.failure.error["message"]
+        client.resume_flow(flow_id)
+        for task in client.tasks("flow:deploy", until_idle=0):
+            with suppress(Fatal), leasekit.lease(task) as held:
+                version(None).__handler__()(msgspec.convert(task.payload, Call), held)

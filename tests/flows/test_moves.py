@@ -19,6 +19,7 @@ from leasekit._flows.moves import (
     succeed,
     wait,
 )
+from leasekit.errors import Fatal
 
 GRAPH = Graph(
     "f",
@@ -97,6 +98,12 @@ def test_branches_have_an_item_each_and_the_join_runs_after_all() -> None:
     assert last.call == at("join", joins="convert", branches=["1", "2"])
 
 
+def test_a_failure_of_branches_is_made_good_when_they_are_run_again() -> None:
+    call = at("convert", failure=Failure(step="convert", error="why"))
+    assert fan_out(GRAPH, call, ["a"], ["1"])[-1].call.failure is None
+    assert fan_out(GRAPH, at("convert", failure=FAILED), ["a"], ["1"])[-1].call.failure == FAILED
+
+
 def test_many_branches_meet_in_groups_of_a_hundred() -> None:
     names = [str(number) for number in range(205)]
     planned = fan_out(GRAPH, at("convert"), list(range(201)), names)
@@ -123,6 +130,13 @@ def test_a_join_takes_the_edge_of_failure_if_a_branch_has_failed() -> None:
     assert move.call.failure == Failure(
         step="convert", error={"type": "BranchFailed", "message": message, "first": "why"}
     )
+
+
+@pytest.mark.parametrize("joins", ["gone", "join"])
+def test_a_failed_branch_is_no_success_if_the_edge_of_its_failure_is_gone(joins: str) -> None:
+    failed = Record(edge="failure", failure=Failure(step=joins, error="why"))
+    with pytest.raises(Fatal, match=r"1 of 1 branches failed; .* no on_failure"):
+        join(GRAPH, at("join", joins=joins), [failed])
 
 
 @pytest.mark.parametrize(

@@ -379,6 +379,18 @@ def test_the_text_of_errors_is_encoded_if_the_codec_says_so_and_their_type_stays
         assert [SECRET in info.error["message"] for info in client.list_dead(error_type="KeyError").tasks] == [True]
 
 
+def test_the_longest_text_of_an_error_has_room_once_it_is_encoded(store: Url) -> None:
+    def fails(held: leasekit.Lease) -> None:
+        raise ValueError("\x01" * 20_000)  # each takes six bytes as JSON
+
+    client = store.client(Aes(errors=True))
+    task = client.schedule("k")
+    with pytest.raises(ValueError, match=r"^\x01"):
+        run(client, "k", fails)
+    info = found(client, task.id)
+    assert (info.status, info.error["message"]) == (Status.RETRIABLE_FAILURE, "\x01" * 2_000)
+
+
 def test_a_codec_that_fails_is_told_where_the_value_is_given(store: Url) -> None:
     class Broken(Aes):
         def encode(self, clear: bytes) -> bytes:

@@ -22,6 +22,7 @@ E = TypeVar("E", bound=BaseException)
 _NO_NUMBER = "holds NaN or an infinity, which JSON does not have: give None, a string, or a finite number"
 _MAX_MESSAGE = 2000
 _MAX_TRACEBACK = 8 * 1024
+_MAX_DESCRIBED = 40 * 1024  # bytes of JSON, where a control character takes six: a codec and Base64 make it larger
 
 
 class _RawSuccessor(NewTask, frozen=True, kw_only=True, omit_defaults=True):
@@ -189,7 +190,11 @@ def described(error: BaseException, *, message: str | None = None) -> msgspec.Ra
         lines = f"<no traceback: {type(broken).__qualname__}>"
     text = {"type": type(error).__qualname__, "message": message[:_MAX_MESSAGE], "traceback": lines[-_MAX_TRACEBACK:]}
     # A message may hold characters that UTF-8 cannot encode (file names do).
-    return encoded({name: value.encode(errors="replace").decode() for name, value in text.items()}, "error")
+    text = {name: value.encode(errors="replace").decode() for name, value in text.items()}
+    raw = encoded(text, "error")
+    if len(bytes(raw)) <= _MAX_DESCRIBED:
+        return raw
+    return encoded({**text, "traceback": text["traceback"][-_MAX_TRACEBACK // 2 :]}, "error")
 
 
 def each(error: BaseException, kind: type[E]) -> Iterator[E]:

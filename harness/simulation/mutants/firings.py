@@ -120,6 +120,18 @@ server.declarations:declare
 - abs(age) >= _NOTED
 + True
 tests/server/roles/test_periodic.py::test_a_fleet_that_repeats_a_declaration_writes_once_a_minute_and_tells_nobody
+
+older-settings-undo-newer: A worker of an older version undoes the settings that a newer one has declared.
+server.roles.kinds:_declared
+- not is_new or wanted.settings is None
++ wanted.settings is None
+tests/server/roles/test_kinds.py::test_an_older_declaration_counts_again_once_the_newer_one_is_forgotten[memory]
+
+other-settings-replaced: Code that says something new about one setting undoes what an operator has set for another.
+server.roles.kinds:_merged
+- name not in changed
++ False
+tests/server/roles/test_kinds.py::test_code_changes_only_the_settings_of_which_it_says_something_new[memory]
 """,
 )
 

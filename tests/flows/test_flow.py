@@ -162,6 +162,18 @@ def test_a_cancelled_flow_goes_no_further_whatever_ends_meanwhile(cloud: Cloud) 
         cloud.client.resume_flow(flow_id)
 
 
+def test_a_flow_goes_on_when_the_steps_behind_it_have_been_removed(cloud: Cloud) -> None:
+    def purged(step: str) -> None:
+        cloud.ran.append(step)
+        cloud.client.purge(older_than=0, dry_run=False)
+
+    cloud.run = purged  # type: ignore[method-assign]
+    flow_id = cloud.flow.start(cloud.client, Vm("web")).id
+    cloud.worker.drain()
+    assert cloud.ran == ["create", "verify", "record"]
+    assert [task.status for task in cloud.client.list_tasks(root=flow_id).tasks] == [Status.SUCCESS]
+
+
 def test_a_flow_that_waits_is_cancelled_at_once(cloud: Cloud) -> None:
     flow_id = cloud.flow.start(cloud.client, Vm("web"), delay=60).id
     assert [verdict.verdict for verdict in cloud.client.cancel_flow(flow_id)] == ["cancelled"]
@@ -530,6 +542,32 @@ def test_an_empty_list_joins_at_once(client: Client) -> None:
     assert (info.status, info.state, info.workload) == ("succeeded", [0], 2)
 
 
+def test_empty_lists_one_after_the_other_join_at_once(client: Client) -> None:
+    flow = Flow("nothing", state=list[int])
+
+    @flow.step(on_success="first")
+    def begin(numbers: list[int]) -> None: ...
+
+    @flow.step(each=lambda numbers: numbers, on_success="between")
+    def first(number: int) -> int:
+        return number
+
+    @flow.step(on_success="second")
+    def between(numbers: list[int], step: Step) -> list[int]:
+        return list(step.results)
+
+    @flow.step(each=lambda numbers: numbers, on_success="end")
+    def second(number: int) -> int:
+        return number
+
+    @flow.step()
+    def end(numbers: list[int], step: Step) -> list[int]:
+        return [len(step.results)]
+
+    info = ends(client, flow, [])
+    assert (info.status, info.state, info.workload) == ("succeeded", [0], 3)
+
+
 @pytest.mark.parametrize("many", slow_after(1, [101, 100, 900]))
 def test_a_step_runs_for_very_many_items(client: Client, many: int) -> None:
     info = ends(client, squares(), list(range(many)))
@@ -567,6 +605,32 @@ def test_a_branch_that_fails_without_an_edge_stops_the_flow_and_is_resumed_alone
     info = client.flow(flow_id)  # type: ignore[assignment]
     assert (info.status, info.state) == ("succeeded", [21, 16, 1, 4])
     assert info.workload == 1 + 3 + 1 + 1  # the branch that failed had two executions
+
+
+def test_a_flow_that_is_cancelled_in_a_branch_runs_no_other_branch_and_does_not_join(client: Client) -> None:
+    flow, ran = Flow("branches", state=list[int]), list[str]()
+
+    @flow.step(on_success="branch")
+    def first(numbers: list[int]) -> None:
+        ran.append("first")
+
+    @flow.step(each=lambda numbers: numbers, on_success="join")
+    def branch(number: int) -> None:
+        ran.append("branch")
+        client.cancel_flow("cancelled")
+
+    @flow.step()
+    def join(numbers: list[int]) -> None:
+        ran.append("join")
+
+    flow.start(client, [1, 2, 3], id="cancelled")
+    worker = Worker(client, concurrency=1, window=1)
+    worker.add(flow)
+    worker.drain()
+    info = client.flow("cancelled")
+    assert info is not None
+    assert (info.status, info.steps, ran) == ("cancelled", [], ["first", "branch"])
+    assert {task.status for task in client.list_tasks(root="cancelled").tasks} == {Status.SUCCESS, Status.CANCELLED}
 
 
 def test_the_branches_are_where_a_flow_is_until_they_join(client: Client) -> None:

@@ -81,7 +81,7 @@ _BY_HISTORIES: Mapping[str, Mutant] = {
         Edit(
             "server.roles.frontend:Replaced.take",
             "rescheduled(row, at=..., priority=None)",
-            "rescheduled(row, at=row.next_trigger_at or at, priority=None)",
+            "rescheduled(row, at=row.next_trigger_at, priority=None)",
         ),
         by=Histories("debounces", ["A13"]),
     ),

@@ -38,6 +38,7 @@ from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 
 _NULL = b"null"
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
+_FAILED = frozenset({"retry", "fatal"})  # outcomes of a handler that was called
 _DELAYED = frozenset({"retry", "release"})  # outcomes with which a holder may ask for a wait
 
 
@@ -225,6 +226,7 @@ class _Desk:
         self._progress = Progress()
         self._successors: list[NewTask] = []
         self._over: list[Trigger] = []  # runs have ended of these tasks
+        self._failed: list[Trigger] = []  # those of them that have begun for sure, whatever beats have said
 
     def settle(self, settlement: Settlement) -> Verdict:
         row = self._rows.get(settlement.id)
@@ -251,6 +253,7 @@ class _Desk:
             tx.end(seqs, status, now=self._turn.now)
         tx.add_runs(self._runs)
         self._progress.save(tx, now=self._turn.now)
+        start_deadlines.begun(self._turn, self._failed)
         release(self._turn, self._over)
         if self._successors:
             schedule(self._turn, self._successors)
@@ -267,6 +270,8 @@ class _Desk:
         else:
             self._ended.setdefault(after.status, []).append(row.seq)
         self._over.append(after)
+        if settlement.outcome in _FAILED:
+            self._failed.append(after)
         self._turn.tell("settled", after, worker=worker, outcome=settlement.outcome)
         if after.next_trigger_at is not None:
             self._turn.ready(after.kind, after.next_trigger_at)

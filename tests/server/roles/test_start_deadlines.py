@@ -163,6 +163,14 @@ async def test_a_redriven_task_has_all_the_time(bench: Bench) -> None:
     assert await bench.ids() == ["a"]
 
 
+async def test_a_task_that_has_failed_for_good_is_not_dropped_in_its_new_life(bench: Bench) -> None:
+    await bench.put("a", start_deadline=60.0)
+    await bench.settle(await bench.take(), "fatal")
+    await bench.engine.operations.redrive(RedriveRequest(ids=["a"]))
+    await bench.later(100)
+    assert await bench.ids() == ["a"]
+
+
 async def test_deadlines_outlive_a_restart(bench: Bench) -> None:
     await bench.put("a", start_deadline=60.0)
     bench.clock.advance(60)

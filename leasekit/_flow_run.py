@@ -141,7 +141,8 @@ class _Visit:
             return True
         most = self.step.node.max_attempts
         self._end(
-            Fatal(f"step {self._call.step!r} was begun {most} times, and its worker vanished: {most} is the most")
+            Fatal(f"step {self._call.step!r} was begun {most} times, and its worker vanished: {most} is the most"),
+            is_skipped=True,
         )
         return False
 
@@ -220,13 +221,14 @@ class _Visit:
         self._held.progress(mark)
         raise NotYet(str(error), after=seconds) from None
 
-    def _end(self, error: Exception) -> bool:
+    def _end(self, error: Exception, *, is_skipped: bool = False) -> bool:
         """Take the edge of a failure for good; return False if there is none, and the flow is stuck."""
         described = encoding.described(error)
         move = moves.fail(self._steps.graph, self._call, described)
         if move.record is None:
             self._stop(described)
             return False
+        move = move._replace(record=replace(move.record, is_skipped=is_skipped))
         where = "the other branches are over first" if move.call is None else f"the flow goes to {move.call.step!r}"
         log_run(self._held.__connection__, self._held.task, logging.WARNING, f"failed for good: {where}", error)
         try:

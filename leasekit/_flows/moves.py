@@ -77,7 +77,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: Failure | None = None
     """With the edge *failure*: why. At the end of the flow: the failure that led there."""
     is_skipped: bool = False
-    """Of a join: a branch had failed, so that its step was not run."""
+    """The last run did not call the function: a branch of its join had failed, or too many workers had vanished."""
 
 
 class Move(NamedTuple):

@@ -440,6 +440,7 @@ def test_a_step_whose_workers_vanish_takes_the_edge_of_its_failure(client: Clien
     assert info is not None
     assert info.failure is not None
     assert (info.status, info.failure.step) == ("rolled_back", "eat")
+    assert info.workload == 2 + 1  # the last run of `eat` called nothing
     assert info.failure.error["message"] == "step 'eat' was begun 2 times, and its worker vanished: 2 is the most"
 
 

@@ -86,7 +86,7 @@ _flow_run:_Visit._stop
 tests/flows/test_flow.py::test_a_step_that_fails_without_an_edge_stops_the_flow_which_can_be_resumed_from_there
 
 failure-never-made-good: A flow whose failed step succeeds later counts as rolled back.
-_flows.moves:succeed
+_flows.moves:_left
 - call.failure is not None and ...
 + False
 tests/flows/test_moves.py::test_a_failure_is_made_good_when_the_step_that_failed_succeeds

@@ -235,6 +235,14 @@ def _shares(lines: Sequence[Line]) -> list[str]:
 
 
 def _rules(lines: Sequence[Line]) -> list[str]:
+    return _ratios(lines, "What kinds, gates, limits, keys and queues cost", "times nothing set")
+
+
+def _features(lines: Sequence[Line]) -> list[str]:
+    return _ratios(lines, "What tags, labels, start deadlines, dedupe keys and dependencies cost", "times nothing")
+
+
+def _ratios(lines: Sequence[Line], title: str, of_first: str) -> list[str]:
     rows = [
         [
             line["case"],
@@ -244,8 +252,8 @@ def _rules(lines: Sequence[Line]) -> list[str]:
         ]
         for line in lines
     ]
-    head = ["", "CPU µs a life", "times nothing set", "of all rounds"]
-    return ["### What kinds, gates, limits, keys and queues cost", _machine(lines), _table(head, rows)]
+    head = ["", "CPU µs a life", of_first, "of all rounds"]
+    return [f"### {title}", _machine(lines), _table(head, rows)]
 
 
 def _isolation(lines: Sequence[Line]) -> list[str]:
@@ -312,6 +320,7 @@ _SHOWN = {
     "flows": _flows,
     "polling": _polling,
     "rules": _rules,
+    "features": _features,
     "access": _access,
     "pages": _pages,
 }

@@ -58,7 +58,11 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "restarted-for-the-beats-ttl": Mutant(
         "After a restart a lease lasts for the ttl of its beats, even if the claim granted a longer one.",
-        Edit("server.store.memory:_MemoryTx.restart_leases", "max(row.claim_timeout, ...)", "row.heartbeat_timeout"),
+        Edit(
+            "server.store.memory.leases:MemoryLeases.restart_leases",
+            "max(row.claim_timeout, ...)",
+            "row.heartbeat_timeout",
+        ),
         by=Histories("unequal", ["S6", "L6"]),
     ),
     "leases-end-by-the-wall-clock": Mutant(
@@ -87,7 +91,9 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "extended-by-every-restart": Mutant(
         "Every restart gives a lease its whole ttl again, though its holder was not heard since the last one.",
-        Edit("server.store.memory:_MemoryTx.restart_leases", "row.was_extended and shift is not None", "False"),
+        Edit(
+            "server.store.memory.leases:MemoryLeases.restart_leases", "row.was_extended and shift is not None", "False"
+        ),
         test="tests/server/roles/test_consumer.py"
         "::test_a_lease_that_nobody_holds_ends_though_no_server_is_up_for_its_ttl[memory-0.0]",
         why_test="the faults of a history end, and with them the restarts: its leases then end too",

@@ -28,7 +28,7 @@ SHARES: Mapping[str, Mutant] = {
     ),
     "idle-keys-compete": Mutant(
         "A key without due tasks holds the clock of its lane, and has credit when it comes back.",
-        Edit("server.store.memory:_MemoryTx.charge", "waiting is not None and ...", "True"),
+        Edit("server.store.memory.shares:MemoryShares.charge", "waiting is not None and ...", "True"),
         test="tests/server/roles/test_shares.py::test_a_key_that_was_away_has_no_credit",
         why_test=_NO_KEYS,
     ),

@@ -20,8 +20,8 @@ class Authority:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.ca = self.sign("ca", "authority")
 
-    def sign(self, file: str, name: str, host: str | None = None) -> Path:
-        """A certificate of this name (and host), with its key in the same file."""
+    def sign(self, file: str, name: str, host: str | None = None, *, days: int = 1) -> Path:
+        """A certificate of this name (and host) for so many days from now, with its key in the same file."""
         is_ca = host is None and file == "ca"
         key = self._key if is_ca else ec.generate_private_key(ec.SECP256R1())
         now = dt.datetime.now(dt.UTC)
@@ -31,8 +31,8 @@ class Authority:
             .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")]))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
+            .not_valid_before(now - dt.timedelta(days=9))
+            .not_valid_after(now + dt.timedelta(days=days))
             .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
             # Python 3.13 and newer check certificates strictly (RFC 5280): they ask for these three.
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

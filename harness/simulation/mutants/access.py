@@ -307,6 +307,24 @@ server.console.site:Console._access_of
 - not access.has(["read"]) or not access.has_all_kinds
 + False
 tests/server/console/test_login.py::test_a_token_for_some_kinds_or_without_read_is_told_what_it_lacks
+
+certificates-unread: A client trusts whoever answers.
+leasekit_http.way:Way._tls
+- tls.minimum_version = ssl.TLSVersion.TLSv1_2
++ tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+tests/adapters/http/test_way.py::test_a_certificate_that_is_not_trusted_is_said_at_once_with_what_to_do
+
+hosts-unread: A client trusts a certificate for another host.
+leasekit_http.way:Way._tls
+- tls.minimum_version = ssl.TLSVersion.TLSv1_2
++ tls.check_hostname = False
+tests/adapters/http/test_way.py::test_a_certificate_for_another_host_is_said_at_once
+
+redirects-followed: A client follows a redirect, with its token.
+leasekit_http.way:Way.client
+- return httpx.AsyncClient(...)
++ return httpx.AsyncClient(verify=tls, timeout=httpx.Timeout(None), follow_redirects=True)
+tests/adapters/http/test_way.py::test_no_redirect_is_followed_with_a_token
 """,
 )
 

@@ -271,10 +271,10 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @asynccontextmanager
-async def certified(authority: Authority, seen: Seen, *, host: str) -> AsyncIterator[str]:
-    """A server at 127.0.0.1 whose certificate is for this host."""
+async def certified(authority: Authority, seen: Seen, *, host: str, days: int = 1) -> AsyncIterator[str]:
+    """A server at 127.0.0.1 whose certificate is for this host, and for so many days from now."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority.sign("server", "leasekit", host))
+    context.load_cert_chain(authority.sign("server", "leasekit", host, days=days))
     async with serving(seen, tls=context) as port:
         yield f"https://127.0.0.1:{port}"
 
@@ -322,6 +322,16 @@ async def test_a_certificate_that_is_not_trusted_is_said_at_once_with_what_to_do
 async def test_a_certificate_for_another_host_is_said_at_once(wrong: str, authority: Authority) -> None:
     async with leasekit.connect(wrong, ca=authority.ca) as client:
         with pytest.raises(Untrusted, match=r"IP address mismatch.*use a host in the URL that the certificate is for"):
+            await client.astats()
+
+
+@pytest.mark.anyio
+async def test_a_certificate_that_has_expired_is_said_at_once(authority: Authority, seen: Seen) -> None:
+    async with (
+        certified(authority, seen, host="127.0.0.1", days=-1) as url,
+        leasekit.connect(url, ca=authority.ca) as client,
+    ):
+        with pytest.raises(Untrusted, match=r"expired.*renew it, or set the clock of this machine"):
             await client.astats()
 
 

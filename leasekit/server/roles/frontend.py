@@ -18,7 +18,15 @@ from leasekit.named import PREFIXES
 from leasekit.server.access import KindPatterns
 from leasekit.server.roles import chains, following, start_deadlines
 from leasekit.server.roles.consumer import lapse
-from leasekit.server.roles.selection import AFTER_ALL, Stretch, last_run, matching, of_kinds, seq_of_cursor
+from leasekit.server.roles.selection import (
+    AFTER_ALL,
+    Stretch,
+    last_run,
+    matching,
+    number_to_read,
+    of_kinds,
+    seq_of_cursor,
+)
 from leasekit.server.store import Checkpoint, Deadline, Dedupe, Entity, Filter, GateRow, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
 from leasekit.server.store.gates import DROP, KIND, PARKED_AT, Gates
@@ -395,12 +403,13 @@ class Listing:
         if stretch is None:
             return Page(tasks=self._tasks, cursor=None)
         room = self._limit - len(self._tasks)
-        rows = view.page(self._wanted, after=self._after, limit=room + 1, **stretch._asdict())
+        most = number_to_read(room, self._selection, self._accept)
+        rows = view.page(self._wanted, after=self._after, limit=most, **stretch._asdict())
         found = matching(view, [row for row in rows if self._accept(row)], self._selection)
         infos = _infos(view, found[:room], history=False, now=now, gained=gained)
         if self._take(infos, found) < len(found):
             return Page(tasks=self._tasks, cursor=str(self._after))
-        self._after = rows[-1].seq if len(rows) > room else stretch.until
+        self._after = rows[-1].seq if len(rows) == most else stretch.until
         return None
 
     @property

@@ -27,6 +27,7 @@ AFTER_ALL = 10**18
 _TAGGED = 2_000  # tasks with a tag that are looked at in one step
 _STEPS = 50  # steps after which a search ends its page, however few tasks it has found
 _STEP = 10  # tasks whose values are loaded at once
+_SCAN = 250  # tasks that a step looks at, at least, if few of them may match: a small page costs no more steps
 _FIELDS = frozenset(field.name for field in fields(TaskSelection))
 
 
@@ -73,8 +74,21 @@ class Stretch(NamedTuple):
 def of_kinds(kinds: KindPatterns | None) -> Callable[[Trigger], bool]:
     """Return whether a task is of one of these kinds (None: of any), as a function."""
     if kinds is None or kinds.has_all:
-        return lambda row: True
+        return any_kind
     return lambda row: kinds.match(row.kind)
+
+
+def any_kind(row: Trigger) -> bool:
+    """Return True."""
+    return True
+
+
+def number_to_read(room: int, wanted: TaskSelection, accept: Callable[[Trigger], bool]) -> int:
+    """Return how many tasks a step reads for a page that has room for so many, and one more to know of the next page.
+
+    They are more where not all of them match.
+    """
+    return room + 1 if accept is any_kind and not wanted.needs_a_look else max(room + 1, _SCAN)
 
 
 def matching(view: View, rows: Sequence[Trigger], wanted: TaskSelection) -> list[Trigger]:
@@ -161,7 +175,7 @@ class Search:
         cursor: str | None,
         limit: int,
         last: int = AFTER_ALL,
-        accept: Callable[[Trigger], bool] = lambda row: True,
+        accept: Callable[[Trigger], bool] = any_kind,
     ) -> None:
         """Begin a page of up to `limit` tasks that `accept` lets pass. Raises `Refused` for a made-up `cursor`.
 
@@ -179,12 +193,13 @@ class Search:
         if stretch is None:
             return Found(self._rows, None)
         room = self._limit - len(self._rows)
-        rows = view.page(self._wanted, after=self._after, limit=room + 1, **stretch._asdict())
+        most = number_to_read(room, self._selection, self._accept)
+        rows = view.page(self._wanted, after=self._after, limit=most, **stretch._asdict())
         found = matching(view, [row for row in rows if self._accept(row)], self._selection)
         self._rows += found[:room]
         if len(found) > room:
             return Found(self._rows, str(found[room - 1].seq if room else self._after))
-        self._after = rows[-1].seq if len(rows) > room else stretch.until
+        self._after = rows[-1].seq if len(rows) == most else stretch.until
         self._steps += 1
         return Found(self._rows, str(self._after)) if self._steps == _STEPS else None
 

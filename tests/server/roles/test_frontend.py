@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.errors import Refused
+from leasekit.server.access import KindPatterns
 from leasekit.server.roles import selection
 from leasekit.task import Exponential, HistoryEntry, NewTask, Outcome, Stats, Status, TaskInfo
 from tests.server.conftest import Bench
@@ -363,6 +364,25 @@ async def test_a_listing_that_finds_little_lets_other_reads_in_between(
     await listing
     assert order.count("read") > 10
     assert order.index("got") < order.index("listed")
+
+
+@pytest.mark.parametrize("wanted", [{"kinds": KindPatterns(["mine.*"])}, {"error": "only-this"}, {"reason": "none"}])
+async def test_a_small_page_of_few_tasks_among_many_costs_few_steps(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]
+) -> None:
+    await bench.put(*[f"t{n}" for n in range(2000)])
+    steps = 0
+    read = bench.engine._readers.read
+
+    async def counted(look: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return await read(look)
+
+    monkeypatch.setattr(bench.engine._readers, "read", counted)
+    for newest in (False, True):
+        assert (await bench.engine.queries.list_tasks(**wanted, newest=newest, limit=1)).tasks == []
+    assert steps < 30
 
 
 @pytest.mark.usefixtures("steps")

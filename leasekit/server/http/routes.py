@@ -183,11 +183,13 @@ async def reschedule(request: ApiRequest, params: ChangedTask, body: RescheduleR
     return answer
 
 
-@get("/v1/tasks", needs("read", kinds=Where.SELECTED), READS)
-async def list_tasks(request: ApiRequest, params: TaskFilters) -> Page:
+@get("/v1/tasks", needs("read", kinds=Where.SELECTED), READS, answer=Page)
+async def list_tasks(request: ApiRequest, params: TaskFilters) -> Page | Response:
     """List the tasks that match all filters, oldest or (`newest=true`) newest first; `cursor` begins the next page."""
+    parts = request.parts
     wanted = {name: value for name in params.__struct_fields__ if (value := getattr(params, name)) is not UNSET}
-    return await request.parts.engine.queries.list_tasks(kinds=request.kinds, **wanted)
+    page = await request.wait(parts.waits, parts.engine.queries.list_tasks(kinds=request.kinds, **wanted))
+    return Response() if page is None else page  # None: the client has disconnected
 
 
 @post("/v1/tasks/ended", needs("read", kinds=Where.ITEMS), WRITES, answer=Ended)

@@ -1,5 +1,6 @@
 """Connections: slow ones are cut, closed ones give up their claims, long polls end when the server stops."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -125,6 +126,23 @@ def test_a_client_that_went_away_waits_for_no_end(server: Running) -> None:
         connection.sendall(b"GET /v1/tasks/ends-left?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n")
         eventually(lambda: server.engine.ends_awaited == 1)
     eventually(lambda: server.engine.ends_awaited == 0)
+
+
+def test_a_search_ends_when_its_client_has_gone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    async def search(**wanted: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(server.engine.queries, "list_tasks", search)
+    with server.open() as connection:
+        connection.sendall(b"GET /v1/tasks?reason=none HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert begun.wait(60)
+    assert given_up.wait(60)
 
 
 def test_requests_for_ends_are_answered_at_once_when_the_server_stops(run_server: RunServer) -> None:

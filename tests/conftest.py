@@ -104,6 +104,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items += others
 
 
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep how the run has ended, for `.ci/run`."""
+    cache = session.config.cache
+    if cache is not None and not hasattr(session.config, "workerinput"):
+        cache.set("run/exit", int(exitstatus))
+
+
 def pytest_collection() -> None:
     """Collect no garbage while tests are collected: there is none."""
     gc.disable()

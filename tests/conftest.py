@@ -106,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Keep how the run has ended, for `.ci/run`."""
-    cache = session.config.cache
+    cache: pytest.Cache | None = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
         cache.set("run/exit", int(exitstatus))
 

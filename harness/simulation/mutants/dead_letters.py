@@ -27,13 +27,13 @@ tests/testing/test_contract_memory.py::TestMemory::test_filters_select_a_page_at
 
 a-page-skips-what-did-not-fit: A page of which some tasks did not match skips the tasks that it has not looked at.
 server.roles.selection:Search.look
-- rows[-1].seq if len(rows) > room else stretch.until
+- rows[-1].seq if len(rows) == most else stretch.until
 + stretch.until
 tests/server/test_dead_letters.py::test_what_does_not_match_takes_no_place_in_a_page
 
 a-list-skips-what-did-not-fit: A list of which some tasks did not match skips the tasks that it has not looked at.
 server.roles.frontend:Listing.look
-- rows[-1].seq if len(rows) > room else stretch.until
+- rows[-1].seq if len(rows) == most else stretch.until
 + stretch.until
 tests/server/test_dead_letters.py::test_what_does_not_match_takes_no_place_in_a_page
 

@@ -18,7 +18,7 @@ BRIEF := $(addprefix tests/,adapters cli server/http server/store test_lease_asy
 # Those that wait for long, kill processes, or use libraries of developers only.
 NOT_BRIEF := $(addprefix tests/,adapters/brokers/test_celery.py adapters/redis/test_redis_chaos.py \
 	adapters/redis/test_redis_failover.py cli/test_demo.py cli/test_dev.py cli/test_processes.py cli/test_supervisor.py \
-	server/http/test_schemathesis.py)
+	server/http/test_schemathesis.py server/store/test_postgres_inbox_attacked.py)
 # Those of them that `make lowest` runs all the same: the life of a task in the lowest Celery.
 LIFE := $(addprefix tests/adapters/brokers/test_celery.py::test_,a_task_whose_worker_was_killed_runs_again \
 	what_has_ended_is_acknowledged_without_running a_copy_that_does_not_run_leaves_the_state_that_celery_has_stored \

@@ -323,7 +323,7 @@ tests/adapters/http/test_way.py::test_a_certificate_for_another_host_is_said_at_
 redirects-followed: A client follows a redirect, with its token.
 leasekit_http.way:Way.client
 - return httpx.AsyncClient(...)
-+ return httpx.AsyncClient(verify=tls, timeout=httpx.Timeout(None), follow_redirects=True)
++ return httpx.AsyncClient(timeout=httpx.Timeout(None), follow_redirects=True)
 tests/adapters/http/test_way.py::test_no_redirect_is_followed_with_a_token
 """,
 )

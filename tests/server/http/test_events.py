@@ -317,6 +317,32 @@ async def test_a_burst_is_written_in_chunks() -> None:
 
 
 @pytest.mark.anyio
+async def test_an_event_is_encoded_once_for_all_readers_until_another_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded: list[object] = []
+    encode = events._encode
+
+    def counted(event: object) -> bytes:
+        encoded.append(event)
+        return encode(event)
+
+    monkeypatch.setattr(events, "_encode", counted)
+    feed = Feed(size=4)
+    streams = [feed.follow() for _ in range(3)]
+    for stream in streams:
+        await anext(stream)
+    for _ in range(3):  # the ring is gone through several times
+        feed.publish(happened(3))
+        first, *others = [await anext(stream) for stream in streams]
+        assert first.count(b"data: ") == 3
+        assert others == [first, first]
+    assert len(encoded) == 9
+    for stream in streams:
+        await stream.aclose()
+
+
+@pytest.mark.anyio
 async def test_closing_ends_a_reader_that_waits() -> None:
     feed = Feed()
     stream = feed.follow()

@@ -21,8 +21,8 @@ from sqlalchemy import Column
 
 import leasekit
 from _common import Bench, Server, cpu_seconds, stored_in
-from leasekit.server.store import statements as sql
 from leasekit.server.store.schema import run, task, trigger
+from leasekit.server.store.sql import lanes, leases, tasks
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import NewTask
@@ -183,11 +183,11 @@ def _lives(session: SqliteSession, seqs: range) -> None:
             "max_crashes": 5,
             "enqueue_timeout": 60.0,
         }
-        session.insert(sql.ADD_TASKS, _rows(task.c, pairs, "id", new | contents))
-        session.insert(sql.ADD_TRIGGERS, _rows(trigger.c, pairs, "id", new | counts | {"status": "new"}))
+        session.insert(tasks.ADD_TASKS, _rows(task.c, pairs, "id", new | contents))
+        session.insert(tasks.ADD_TRIGGERS, _rows(trigger.c, pairs, "id", new | counts | {"status": "new"}))
     with _Transaction(session.driver):
         due = {"kind": "nothing", "priority": 2, "now": now, "after_due": -1.0, "after_seq": -1, "most": len(seqs)}
-        ready = [(row[0], row[1]) for row in session.rows(sql.READY, **due)]
+        ready = [(row[0], row[1]) for row in session.rows(lanes.READY, **due)]
         held = counts | {
             "status": "claimed",
             "fence": 1,
@@ -197,20 +197,20 @@ def _lives(session: SqliteSession, seqs: range) -> None:
             "lease_until": now + 300,
             "claimed_at": now,
         }
-        session.update(sql.SAVE, _rows([*sql.SAVE.columns, sql.SAVE.key], ready, "token", held))
-        session.rows(sql.CONTENTS, seqs=seqs)
+        session.update(tasks.SAVE, _rows([*tasks.SAVE.columns, tasks.SAVE.key], ready, "token", held))
+        session.rows(tasks.CONTENTS, seqs=seqs)
     with _Transaction(session.driver):
-        session.rows(sql.BY_ID_LOCKED, ids=ids)
-        session.run(sql.RENEW, seqs=seqs, to_status="processing", now=now, begun_at=now, at=now)
+        session.rows(tasks.BY_ID_LOCKED, ids=ids)
+        session.run(leases.RENEW, seqs=seqs, to_status="processing", now=now, begun_at=now, at=now)
     with _Transaction(session.driver):
-        session.rows(sql.BY_ID_LOCKED, ids=ids)
-        session.run(sql.END, seqs=seqs, to_status="success", now=now)
+        session.rows(tasks.BY_ID_LOCKED, ids=ids)
+        session.run(tasks.END, seqs=seqs, to_status="success", now=now)
         ended = {"fence": 1, "attempt": 1, "outcome": "success", "at": now, "worker": "worker", "digest": bytes(16)} | {
             "claimed_at": now,
             "started_at": now,
             "heartbeat_at": now,
         }
-        session.insert(sql.ADD_RUNS, _rows(run.c, pairs, "token", ended))
+        session.insert(leases.ADD_RUNS, _rows(run.c, pairs, "token", ended))
 
 
 def _rows(

@@ -24,9 +24,9 @@ from leasekit.server.http.app import Api
 from leasekit.server.http.sending import Sending
 from leasekit.server.roles import claims as claiming
 from leasekit.server.roles import frontend
+from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
-from leasekit.server.store.statements import Statement
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Task
 from leasekit.wire import (

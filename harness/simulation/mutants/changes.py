@@ -135,7 +135,7 @@ tests/server/roles/test_rescheduling.py::\
 test_a_task_that_a_gate_has_parked_waits_behind_it_until_its_new_time[memory]
 
 lane-kept: A task with another priority is due in its old lane.
-server.store.keyed:KeyedTasks.move
+server.store.sql.keyed:KeyedTasks.move
 - place._replace(priority=priority)
 + place
 tests/server/roles/test_rescheduling.py::test_a_task_goes_to_the_lane_of_its_new_priority[sqlite-tenant]
@@ -180,7 +180,7 @@ server.roles.selection:Stretch.next
 tests/server/roles/test_bulk.py::test_what_comes_after_the_dry_run_is_not_touched[memory]
 
 later-tasks-of-other-nodes-touched: A bulk act touches tasks whose numbers another node had reserved before.
-server.store.tx:SqlView.page
+server.store.sql.listing:ListingView.page
 - task.c.created_at <= wanted.scheduled_by
 + True
 tests/server/roles/test_bulk.py::test_what_another_node_takes_later_under_an_earlier_number_is_not_touched

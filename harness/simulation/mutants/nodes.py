@@ -16,15 +16,15 @@ server.store.postgres.tx:PostgresTx.unlocked_triggers
 tests/server/store/test_postgres_nodes.py::test_a_node_that_has_renewed_a_lease_sees_that_another_has_settled_it
 
 row-judged-without-a-lock: A row is judged while another node is about to change it.
-server.store.tx:SqlTx.triggers
-- sql.BY_ID_LOCKED
-+ sql.BY_ID
+server.store.sql.tasks:TaskTx.triggers
+- BY_ID_LOCKED
++ BY_ID
 tests/server/store/test_postgres_locks.py::test_a_cancel_judges_the_row_as_another_node_leaves_it
 
 beats-wait-for-a-lock: One row that somebody keeps locked delays the heartbeats of all leases.
 server.store.postgres.tx:PostgresTx.unlocked_triggers
-- sql.BY_ID_UNLOCKED
-+ sql.BY_ID_LOCKED
+- tasks.BY_ID_UNLOCKED
++ tasks.BY_ID_LOCKED
 tests/server/store/test_postgres_locks.py::test_a_locked_lease_is_renewed_later_and_the_others_at_once
 
 conflict-ignored: A row that another node has added meanwhile counts as added by this one.

@@ -27,7 +27,7 @@ server.roles.tickets:TicketTasks.__init__
 tests/server/roles/test_routes.py::test_a_ticket_entitles_to_no_task_that_the_labels_do_not_fit[memory]
 
 key-full-for-ever: The end of a run does not free its key in the other routes of the kind.
-server.store.tx:SqlTx.free_keys
+server.store.sql.shares:ShareTx.free_keys
 - self.routes(kinds)
 + []
 tests/server/roles/test_routes.py::test_the_end_of_a_run_frees_its_key_in_the_other_routes[sqlite]
@@ -51,21 +51,21 @@ server.roles.unmet:unmet
 tests/server/roles/test_routes.py::test_what_no_known_worker_can_have_is_listed[memory]
 
 any-tag: A search by several tags finds tasks that have only the rarest of them.
-server.store.tx:SqlView.tagged
+server.store.sql.tags:TagView.tagged
 - row[1]
 + True
 tests/server/roles/test_tags.py::test_a_search_goes_on_in_steps_however_few_match[sqlite]
 
 first-tag: A search reads the index of the first tag, however many tasks have it.
-server.store.tx:SqlView.tagged
+server.store.sql.tags:TagView.tagged
 - len(tags) == 1
 + True
 tests/server/roles/test_tags.py::test_the_rarest_tag_from_here_on_is_looked_at[sqlite]
 
 tags-left-behind: The tags of a task stay when it is removed.
-server.store.tx:SqlTx.remove
-- (*sql.REMOVE, sql.DROP_KEYED, sql.DROP_TAGS)
-+ (*sql.REMOVE, sql.DROP_KEYED)
+server.store.sql.tx:SqlTx.remove
+- (*REMOVE, DROP_KEYED, DROP_TAGS)
++ (*REMOVE, DROP_KEYED)
 tests/server/roles/test_tags.py::test_tags_go_with_their_task[sqlite]
 
 tags-forgotten-by-a-purge: A purge by tags removes the ended tasks without them too.

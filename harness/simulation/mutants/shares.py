@@ -34,19 +34,19 @@ SHARES: Mapping[str, Mutant] = {
     ),
     "new-keys-missed": Mutant(
         "A claim does not see the keys of tasks that its own transaction has scheduled.",
-        Edit("server.store.keyed:KeyedTasks.keys", "self._keys.get(...)", "set()"),
+        Edit("server.store.sql.keyed:KeyedTasks.keys", "self._keys.get(...)", "set()"),
         test="tests/server/roles/test_shares.py::test_a_task_is_granted_once_in_the_transaction_that_schedules_it",
         why_test=_NO_KEYS,
     ),
     "shares-not-written": Mutant(
         "A transaction leaves the shares of the keys that it changes as they were.",
-        Edit("server.store.keyed:KeyedTasks.changes", "sorted(...)", "[]"),
+        Edit("server.store.sql.keyed:KeyedTasks.changes", "sorted(...)", "[]"),
         test="tests/server/roles/test_shares.py::test_keys_that_come_and_go_stay_within_two_tasks_of_each_other",
         why_test=_NO_KEYS,
     ),
     "returned-tasks-lose-their-key": Mutant(
         "A task that is given back waits among those without a key.",
-        Edit("server.store.keyed:KeyedTasks.save", "self._look_up(...)", "pass"),
+        Edit("server.store.sql.keyed:KeyedTasks.save", "self._look_up(...)", "pass"),
         test="tests/server/roles/test_shares.py::test_tasks_that_expire_or_are_given_back_keep_their_key",
         why_test=_NO_KEYS,
     ),

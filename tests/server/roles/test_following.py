@@ -13,8 +13,8 @@ from leasekit.errors import Refused
 from leasekit.server import engine
 from leasekit.server.roles import following
 from leasekit.server.roles.gates import GateChange
-from leasekit.server.store import statements as sql
 from leasekit.server.store.memory import MemoryStore
+from leasekit.server.store.sql import later
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import NewTask, Settlement, Status
 from leasekit.wire import PurgeRequest, RedriveRequest
@@ -264,7 +264,7 @@ async def test_where_no_task_waits_no_end_is_looked_up(bench: Bench, monkeypatch
     await bench.put("a")
     await settled(bench)
     assert asked
-    assert not {sql.WAITS, sql.WAITS_OF, sql.WAKES} & set(asked)
+    assert not {later.WAITS, later.WAITS_OF, later.WAKES} & set(asked)
 
 
 async def test_a_damaged_task_is_an_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

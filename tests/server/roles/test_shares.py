@@ -15,8 +15,8 @@ from leasekit.server.roles.gates import GateChange
 from leasekit.server.store import Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import share
+from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.store import SqliteStore
-from leasekit.server.store.statements import Statement
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Task
 from leasekit.wire import PurgeRequest, RedriveRequest

@@ -16,7 +16,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.roles import claims, frontend
 from leasekit.server.store import Tx
 from leasekit.server.store.postgres.store import PostgresStore
-from leasekit.server.store.tx import SqlTx
+from leasekit.server.store.sql.tx import SqlTx
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Settlement
 from tests.postgres_server import PostgresServer

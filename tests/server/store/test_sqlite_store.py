@@ -26,9 +26,11 @@ from sqlalchemy.dialects import sqlite
 
 import leasekit
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, StoreLocked, Unavailable
-from leasekit.server.store import RETENTION, Dedupe, Entity, Filter, KindRow, Run, Trigger, View, statements
+from leasekit.server.store import RETENTION, Dedupe, Entity, Filter, KindRow, Run, Trigger, View
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.schema import HEAD, metadata
+from leasekit.server.store.sql import lanes, leases, tasks
+from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite import admission, migrations
 from leasekit.server.store.sqlite import store as sql
 from leasekit.server.store.sqlite.session import bound
@@ -224,20 +226,19 @@ def test_a_database_whose_tables_are_in_its_log_alone_is_refused_too(path: Path)
 
 
 @pytest.mark.parametrize(
-    ("name", "index"),
+    ("statement", "index"),
     [
-        ("READY", "ix_trigger_waiting (kind=? AND priority=?"),
-        ("LANES", "ix_trigger_waiting (kind=? AND priority=?"),
-        ("EXPIRED", "ix_trigger_leased"),
-        ("FOLLOW", "ix_trigger_leased"),
-        ("BY_ID", "uq_task_id|sqlite_autoindex_task_1"),
-        ("BY_SEQ", "INTEGER PRIMARY KEY"),
-        ("RENEW", "INTEGER PRIMARY KEY"),
-        ("CONTENTS", "INTEGER PRIMARY KEY"),
+        (lanes.READY, "ix_trigger_waiting (kind=? AND priority=?"),
+        (lanes.LANES, "ix_trigger_waiting (kind=? AND priority=?"),
+        (leases.EXPIRED, "ix_trigger_leased"),
+        (leases.FOLLOW, "ix_trigger_leased"),
+        (tasks.BY_ID, "uq_task_id|sqlite_autoindex_task_1"),
+        (tasks.BY_SEQ, "INTEGER PRIMARY KEY"),
+        (leases.RENEW, "INTEGER PRIMARY KEY"),
+        (tasks.CONTENTS, "INTEGER PRIMARY KEY"),
     ],
 )
-def test_the_hot_statements_are_index_scans(store: SqliteStore, name: str, index: str) -> None:
-    statement: statements.Statement = getattr(statements, name)
+def test_the_hot_statements_are_index_scans(store: SqliteStore, statement: Statement, index: str) -> None:
     compiled = statement.compiled(sqlite.dialect())
     values = bound(compiled, dict.fromkeys(compiled.names, ""))
     with store.transaction() as tx:

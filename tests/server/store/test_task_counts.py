@@ -12,10 +12,12 @@ from msgspec.structs import replace
 
 from leasekit.errors import Unavailable
 from leasekit.server.store import Entity, Trigger, Tx
-from leasekit.server.store import statements as sql
+from leasekit.server.store.sql import listing
+from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.store.sqlite.task_counts import TaskCounts
+from leasekit.server.store.sqlite.tx import COUNT_COMMIT
 from leasekit.task import Status
 
 Counts = dict[str, dict[str, int]]
@@ -52,13 +54,11 @@ def no_scan(*_: object, **__: object) -> Any:
     raise AssertionError("the rows are counted again")
 
 
-def replace_statement(
-    patch: pytest.MonkeyPatch, method: str, replaced: sql.Statement, call: Callable[..., Any]
-) -> None:
+def replace_statement(patch: pytest.MonkeyPatch, method: str, replaced: Statement, call: Callable[..., Any]) -> None:
     """Have sessions call `call` in place of `method` for this statement."""
     run = getattr(SqliteSession, method)
 
-    def session(self: SqliteSession, statement: sql.Statement, **values: Any) -> Any:
+    def session(self: SqliteSession, statement: Statement, **values: Any) -> Any:
         return (call if statement is replaced else run)(self, statement, **values)
 
     patch.setattr(SqliteSession, method, session)
@@ -98,7 +98,7 @@ def test_the_counts_are_those_of_a_scan(store: SqliteStore, seed: int, monkeypat
                 raise RuntimeError("undone")
         expected = scanned(store)
         with monkeypatch.context() as patched:
-            replace_statement(patched, "rows", sql.COUNTS, no_scan)
+            replace_statement(patched, "rows", listing.COUNTS, no_scan)
             assert store.counts() == expected
 
 
@@ -107,13 +107,13 @@ def test_a_change_during_the_scan_is_counted_once(store: SqliteStore, monkeypatc
         add(tx, range(1, 10))
     count = SqliteSession.rows
 
-    def changed_meanwhile(session: SqliteSession, statement: sql.Statement) -> Any:
+    def changed_meanwhile(session: SqliteSession, statement: Statement) -> Any:
         rows = count(session, statement)
         with store.transaction() as tx:  # not in this snapshot
             tx.end([1], Status.SUCCESS, now=3.0)
         return rows
 
-    replace_statement(monkeypatch, "rows", sql.COUNTS, changed_meanwhile)
+    replace_statement(monkeypatch, "rows", listing.COUNTS, changed_meanwhile)
     assert store.counts()["k1"] == {"new": 2, "success": 1}
     monkeypatch.undo()
     assert store.counts() == scanned(store)
@@ -142,7 +142,7 @@ def test_a_transaction_of_unknown_result_makes_the_store_count_again(store: Sqli
             tx.end([seq], Status.SUCCESS, now=3.0)
 
     with pytest.MonkeyPatch.context() as patched:
-        replace_statement(patched, "run", sql.COUNT_COMMIT, fails)
+        replace_statement(patched, "run", COUNT_COMMIT, fails)
         with pytest.raises(Unavailable):
             end(1)
     assert store.counts() == scanned(store) == {"k1": {"new": 1}, "k2": {"new": 1}, "k0": {"new": 1}}
@@ -150,7 +150,7 @@ def test_a_transaction_of_unknown_result_makes_the_store_count_again(store: Sqli
         end(seq)
         assert store.counts() == scanned(store)
     with pytest.MonkeyPatch.context() as patched:
-        replace_statement(patched, "rows", sql.COUNTS, no_scan)
+        replace_statement(patched, "rows", listing.COUNTS, no_scan)
         store.counts()
 
 

@@ -18,7 +18,7 @@ from psycopg.waiting import Ready, Wait
 from sqlalchemy.dialects.postgresql import psycopg as dialects
 
 from leasekit.server.store import Contended
-from leasekit.server.store.statements import Insert, Statement, Update
+from leasekit.server.store.sql.statements import Insert, Statement, Update
 
 SCHEMA = "leasekit"
 

@@ -18,7 +18,8 @@ from leasekit.server.clock import boottime
 from leasekit.server.store import Anchor, Company, Contended, Locked, Node, NodeRow, Reading, SharedStore
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.session import Connection, PostgresSession
-from leasekit.server.store.postgres.tx import JOIN_WRITERS, Block, PostgresTx, PostgresView
+from leasekit.server.store.postgres.tx import JOIN_WRITERS, Block, PostgresTx
+from leasekit.server.store.postgres.view import PostgresView
 from leasekit.server.store.postgres.wakes import Wakes
 
 logger = logging.getLogger("leasekit.server")

@@ -20,26 +20,22 @@ from leasekit.server.store import (
     Contended,
     Deadline,
     Entity,
-    Filter,
-    GateRow,
     InboxRow,
-    KindRow,
     Lane,
     MinuteRow,
     Node,
     PeriodicRow,
     Reading,
-    Tagged,
-    TokenRow,
     Trigger,
-    damage,
 )
-from leasekit.server.store import statements as sql
-from leasekit.server.store.keyed import Charge
 from leasekit.server.store.postgres.session import PostgresSession, array
+from leasekit.server.store.postgres.view import NO_TAGS, PostgresView
 from leasekit.server.store.routes import kind_of
 from leasekit.server.store.schema import QUEUED_AT, trigger
-from leasekit.server.store.tx import SqlTx, SqlView, Walk
+from leasekit.server.store.sql import leases, tasks
+from leasekit.server.store.sql.keyed import KEYED, Charge
+from leasekit.server.store.sql.session import Walk
+from leasekit.server.store.sql.tx import SqlTx
 from leasekit.task import Status
 
 # Each write transaction has the first lock together with others, one that changes kinds or gates has it alone. Two that
@@ -57,13 +53,11 @@ _BEGIN_STARTS = f"SELECT kind FROM pg_catalog.unnest(%s::text[]) AS kind WHERE {
 _PLACES = 1_818_583_924
 _LOCK_PLACES = f"SELECT pg_catalog.pg_advisory_xact_lock_shared({_PLACES}, pg_catalog.hashtext(%s::text))"
 _TRY_PLACES = f"SELECT pg_catalog.pg_try_advisory_xact_lock({_PLACES}, pg_catalog.hashtext(%s::text))"
-_HAS_KINDS = "SELECT pg_catalog.to_regclass('leasekit.kind') IS NOT NULL"
 _BLOCK = 10_000  # numbers; the increment of the sequence
 _BLOCK_FOR = 1.0  # seconds for which a block is used, so that numbers grow with time, in all nodes
 _LOCK_WAITS = (0.005, 0.015, 0.03)  # seconds between looks at rows that other nodes may have locked for a moment
 _SEQ, _KIND, _STATUS = map([field.name for field in fields(Trigger)].index, ("seq", "kind", "status"))  # in a row
 _NO_KEYS: Mapping[int, str] = {}
-_NO_TAGS = "the tables of the database have no room for tags of tasks: run `leasekit migrate`"
 _COLUMNS = ", ".join(
     "keyed.due_at" if column.name == "next_trigger_at" else f'trigger."{column.name}"'
     for column in trigger.c
@@ -136,95 +130,6 @@ class Block:
         return self.next - count
 
 
-class PostgresView(SqlView):
-    """A consistent snapshot of the database. `View` describes the methods."""
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        query = "SELECT kind, status, sum(tasks)::bigint FROM leasekit.task_count GROUP BY 1, 2 HAVING sum(tasks) > 0"
-        return damage.statuses(self.execute(query))
-
-    def execute(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        assert isinstance(self._session, PostgresSession)  # noqa: S101 - there is no other
-        return self._session.query(query, values)
-
-    def kinds(self, *, after: int = 0) -> list[KindRow]:
-        # Tables of version 1 have none.
-        return super().kinds(after=after) if self._has_kinds() else []
-
-    def gates(self) -> list[GateRow]:
-        return super().gates() if self._has_kinds() else []
-
-    def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
-        return super().parked_tasks(seqs) if self._has_kinds() else {}
-
-    def keys(self, seqs: Collection[int]) -> dict[int, str]:
-        return super().keys(seqs) if self._has_kinds() else {}
-
-    def lanes(self, kinds: Collection[str]) -> list[Lane]:
-        return super().lanes(kinds) if self._has_kinds() else self._lanes(sql.LANES, kinds)
-
-    def routes(self, kinds: Collection[str]) -> list[str]:
-        return super().routes(kinds) if self._has_kinds() else []
-
-    def routes_of(self, seqs: Collection[int]) -> dict[int, str]:
-        return super().routes_of(seqs) if self._has_kinds() else {}
-
-    def periodic(self, name: str) -> PeriodicRow | None:
-        return super().periodic(name) if self._has_kinds() else None
-
-    def periodics(self, *, after: str, limit: int) -> list[PeriodicRow]:
-        return super().periodics(after=after, limit=limit) if self._has_kinds() else []
-
-    def minutes(self, *, since: int, kind: str | None = None) -> list[MinuteRow]:
-        return super().minutes(since=since, kind=kind) if self._has_kinds() else []
-
-    def tokens(self) -> list[TokenRow]:
-        return super().tokens() if self._has_kinds() else []
-
-    def audit(self, *, before: str, limit: int) -> list[AuditRow]:
-        return super().audit(before=before, limit=limit) if self._has_kinds() else []
-
-    def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:
-        return super().full_keys(kinds, now=now, limit=limit) if self._has_kinds() else []
-
-    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
-        return super().waits_of(ids) if self._has_kinds() else []
-
-    def page(
-        self,
-        wanted: Filter,
-        *,
-        after: int,
-        limit: int,
-        until: int | None = None,
-        among: Sequence[int] | None = None,
-    ) -> list[Trigger]:
-        if wanted.root is not None and not self._has_kinds():
-            raise Refused("the tables of the database have no room for chains: run `leasekit migrate`")
-        return super().page(wanted, after=after, limit=limit, until=until, among=among)
-
-    def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:
-        if not self._has_kinds():
-            raise Refused(_NO_TAGS)
-        return super().tagged(tags, after=after, newest=newest, limit=limit)
-
-    def tags(self, seqs: Collection[int]) -> dict[int, list[str]]:
-        return super().tags(seqs) if self._has_kinds() else {}
-
-    def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
-        return super().chains_of(seqs) if self._has_kinds() else {}
-
-    def deadlines(self, seqs: Collection[int]) -> dict[int, Deadline]:
-        return super().deadlines(seqs) if self._has_kinds() else {}
-
-    def _has_kinds(self) -> bool:
-        """Return whether the schema has the tables of kinds; without them, `leasekit migrate` is still to be run."""
-        return self.execute(_HAS_KINDS) == [(True,)]
-
-    def free_space(self) -> int:
-        raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")
-
-
 class PostgresTx(SqlTx, PostgresView):
     """A transaction of one of several writers. `SharedTx` describes the methods."""
 
@@ -284,7 +189,7 @@ class PostgresTx(SqlTx, PostgresView):
     def _agree_on_places(self) -> None:
         """Look again which keys have left their lanes, of those freed here, and which may leave now."""
         if self._freed:
-            for kind in sorted({kind_of(row[1]) for row in self._session.rows(sql.KEYED, seqs=self._freed)}):
+            for kind in sorted({kind_of(row[1]) for row in self._session.rows(KEYED, seqs=self._freed)}):
                 self.execute(_LOCK_PLACES, kind)
             super().free_keys(self._freed)
         for name, keys in self._keyed.leaving().items():
@@ -323,9 +228,9 @@ class PostgresTx(SqlTx, PostgresView):
         found: dict[str, Trigger] = {}
         left = set(ids)
         for wait in (*_LOCK_WAITS, None):
-            found |= {row.id: row for row in self._decoded(self._session.rows(sql.BY_ID_UNLOCKED, ids=left))}
+            found |= {row.id: row for row in self._decoded(self._session.rows(tasks.BY_ID_UNLOCKED, ids=left))}
             # A later look than the one at the locks: an id that it finds is one of a locked row, or a new one.
-            left = {row[0] for row in self._session.rows(sql.KNOWN_IDS, ids=left - found.keys())} if left else left
+            left = {row[0] for row in self._session.rows(tasks.KNOWN_IDS, ids=left - found.keys())} if left else left
             if not left or wait is None:
                 break
             time.sleep(wait)
@@ -351,7 +256,7 @@ class PostgresTx(SqlTx, PostgresView):
 
     def add_tags(self, tags: Sequence[tuple[str, int]]) -> None:
         if not self._has_keys:
-            raise Refused(_NO_TAGS)
+            raise Refused(NO_TAGS)
         super().add_tags(tags)
 
     def save(self, triggers: Sequence[Trigger]) -> None:
@@ -375,7 +280,7 @@ class PostgresTx(SqlTx, PostgresView):
     def restart_leases(self, *, now: float, shift: float | None) -> None:
         """Restart all leases but those whose rows stay locked: one of them must not keep the nodes from serving."""
         for wait in _RESTART_WAITS:
-            if not self._session.rows(sql.COUNT_LOCKED)[0][0]:
+            if not self._session.rows(leases.COUNT_LOCKED)[0][0]:
                 break
             time.sleep(wait)
         super().restart_leases(now=now, shift=shift)

@@ -12,7 +12,7 @@ import psycopg
 
 from leasekit.errors import BackendError
 from leasekit.server.store.postgres.session import Connection
-from leasekit.server.store.postgres.tx import PostgresView
+from leasekit.server.store.postgres.view import PostgresView
 
 logger = logging.getLogger("leasekit.server")
 

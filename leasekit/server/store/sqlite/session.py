@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 
-from leasekit.server.store.statements import Compiled, Insert, Statement, Update
+from leasekit.server.store.sql.statements import Compiled, Insert, Statement, Update
 
 _DIALECT = sqlite.dialect()
 _TOGETHER = 41  # rows: every SQLite takes 999 values in one statement, and the widest table has 24 columns

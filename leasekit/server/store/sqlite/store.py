@@ -21,14 +21,14 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 
 from leasekit.errors import BackendError, ConfigError, StoreDamaged, Unavailable
 from leasekit.server.store import Space, Store, Tx, damage
-from leasekit.server.store import statements as sql
-from leasekit.server.store.schema import HEAD, metadata, version
+from leasekit.server.store.schema import HEAD, metadata, store, version
+from leasekit.server.store.sql.statements import Insert
 from leasekit.server.store.sqlite.admission import check_tables, close_to_others, read_only, refuse_foreign
 from leasekit.server.store.sqlite.lease_cache import LeaseCache
 from leasekit.server.store.sqlite.lock import FileLock, Identity, is_open_here, one_user
 from leasekit.server.store.sqlite.session import SqliteSession, driver_of, text_or_bytes
 from leasekit.server.store.sqlite.task_counts import TaskCounts
-from leasekit.server.store.sqlite.tx import INCREMENTAL, Counter, SqliteTx, SqliteView
+from leasekit.server.store.sqlite.tx import COUNT_COMMIT, INCREMENTAL, Counter, SqliteTx, SqliteView
 
 logger = logging.getLogger("leasekit.server")
 
@@ -187,7 +187,7 @@ class SqliteStore(Store):
         """Create the tables in a new file, or migrate those of an earlier version; return whether the file is new."""
         if is_new := not check_tables(self._path, driver_of(connection)):
             metadata.create_all(connection, checkfirst=False)
-            SqliteSession(driver_of(connection)).insert(sql.ADD_VERSION, [(HEAD,)])
+            SqliteSession(driver_of(connection)).insert(Insert(version), [(HEAD,)])
         elif [tuple(row) for row in connection.execute(select(version))] != [(HEAD,)]:
             self._migrate(connection)
         return is_new
@@ -224,7 +224,7 @@ class SqliteStore(Store):
                     if session.driver.total_changes > changes:
                         identity = Identity(self._identity.id, self._identity.commits + 1, self._start)
                         session.run(
-                            sql.COUNT_COMMIT, commits=identity.commits, start=identity.start, new_anchor=tx.new_anchor
+                            COUNT_COMMIT, commits=identity.commits, start=identity.start, new_anchor=tx.new_anchor
                         )
                 if identity is not None:
                     self._identity = identity
@@ -357,7 +357,7 @@ def _give_identity(connection: Connection) -> Identity:
     """Give a new store an identity, and sync both the identity and the schema to the file itself."""
     identity = Identity(uuid.uuid4().hex, 0, None)
     with connection.begin():
-        SqliteSession(driver_of(connection)).insert(sql.ADD_STORE, [(*identity, None, 0)])
+        SqliteSession(driver_of(connection)).insert(Insert(store), [(*identity, None, 0)])
     driver_of(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return identity
 

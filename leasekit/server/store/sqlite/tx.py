@@ -5,15 +5,20 @@ from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
+from sqlalchemy import bindparam, func, select
 
 from leasekit.errors import Refused
 from leasekit.server.store import Anchor, Entity, Lane, Trigger
-from leasekit.server.store import statements as sql
-from leasekit.server.store.keyed import Charge
+from leasekit.server.store.schema import store
+from leasekit.server.store.sql import lanes, later, leases, listing, shares, tasks
+from leasekit.server.store.sql.keyed import Charge
+from leasekit.server.store.sql.session import Walk
+from leasekit.server.store.sql.statements import Statement
+from leasekit.server.store.sql.tx import SqlTx, SqlView
 from leasekit.server.store.sqlite.lease_cache import LeaseCache
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.task_counts import Key
-from leasekit.server.store.tx import SqlTx, SqlView, Walk
 from leasekit.task import Status
 
 INCREMENTAL = 2
@@ -33,6 +38,15 @@ _CHANGE_SHARE = (
     " WHERE true ON CONFLICT DO UPDATE SET due_at = excluded.due_at,"
     " active = excluded.due_at IS NOT NULL AND ?7 IS NULL AND iif(?6 IS NULL, active, excluded.due_at <= ?6),"
     " taken = iif(?5 IS NULL OR active, taken, min(max(taken, ?5), ?5 + 1)) + ?4"
+)
+_COMMITS = Statement(select(store.c.commits))
+_ANCHOR = Statement(select(store.c.anchor))
+COUNT_COMMIT = Statement(
+    sa.update(store).values(
+        commits=bindparam("commits"),
+        start=bindparam("start"),
+        anchor=func.coalesce(bindparam("new_anchor", type_=sa.Text), store.c.anchor),
+    )
 )
 _decode_anchor = msgspec.json.Decoder(Anchor).decode
 
@@ -56,7 +70,7 @@ class SqliteView(SqlView):
 
     def numbered_counts(self) -> tuple[int, Sequence[tuple[Any, Any, int]]]:
         """Return the number of the last transaction, and the tasks of each kind in each status."""
-        return self._session.rows(sql.COMMITS)[0][0], self._session.rows(sql.COUNTS)
+        return self._session.rows(_COMMITS)[0][0], self._session.rows(listing.COUNTS)
 
     def free_space(self) -> int:
         free, page, mode = (
@@ -75,7 +89,7 @@ class SqliteTx(SqlTx, SqliteView):
     """A transaction of the only writer of an SQLite file. `Tx` describes the methods."""
 
     _session: SqliteSession
-    _renewal = sql.RENEW_SORTED
+    _renewal = leases.RENEW_SORTED
 
     def __init__(
         self, session: SqliteSession, counter: Counter, held: LeaseCache, changes: MutableMapping[Key, int]
@@ -87,7 +101,7 @@ class SqliteTx(SqlTx, SqliteView):
         self.new_anchor: str | None = None  # the store writes it if anything else is written
 
     def allocate_seqs(self, count: int) -> int:
-        last: int = self._session.rows(sql.LAST_SEQ)[0][0] if self._counter.last is None else self._counter.last
+        last: int = self._session.rows(tasks.LAST_SEQ)[0][0] if self._counter.last is None else self._counter.last
         self._counter.last = last + count
         return last + 1
 
@@ -99,9 +113,9 @@ class SqliteTx(SqlTx, SqliteView):
         routes: Mapping[int, str] = _NO_KEYS,
     ) -> None:
         super().add(entities, triggers, keys, routes)
-        for (kind, status), tasks in Counts((row.kind, row.status) for row in triggers).items():
+        for (kind, status), count in Counts((row.kind, row.status) for row in triggers).items():
             key = (kind.encode(), status.encode())
-            self._changes[key] = self._changes.get(key, 0) + tasks
+            self._changes[key] = self._changes.get(key, 0) + count
 
     def triggers(self, ids: Collection[str]) -> dict[str, Trigger]:
         known = self._held.find(ids)
@@ -129,7 +143,7 @@ class SqliteTx(SqlTx, SqliteView):
 
     def has_routes(self) -> bool:
         if self._counter.has_routes is None:
-            self._counter.has_routes = bool(self._session.rows(sql.HAS_ROUTES)[0][0])
+            self._counter.has_routes = bool(self._session.rows(lanes.HAS_ROUTES)[0][0])
         return self._counter.has_routes
 
     def finish(self) -> None:
@@ -139,7 +153,7 @@ class SqliteTx(SqlTx, SqliteView):
 
     def has_waits(self) -> bool:
         if self._counter.has_waits is None:
-            self._counter.has_waits = any(self._session.rows(sql.HAS_WAITS)[0])
+            self._counter.has_waits = any(self._session.rows(later.HAS_WAITS)[0])
         return self._counter.has_waits
 
     def add_waits(self, waits: Collection[tuple[str, str]]) -> None:
@@ -165,7 +179,7 @@ class SqliteTx(SqlTx, SqliteView):
     ) -> dict[str, list[tuple[Any, ...]]]:
         of = {"kind": lane.name, "priority": lane.priority, "now": now, "most": limit}
         return {
-            key: self._session.rows(sql.QUEUED, **of, key=key, after_due=due_at, after_seq=seq)
+            key: self._session.rows(shares.QUEUED, **of, key=key, after_due=due_at, after_seq=seq)
             for key, (due_at, seq) in after.items()
         }
 
@@ -173,7 +187,7 @@ class SqliteTx(SqlTx, SqliteView):
         self._session.driver.executemany(_CHANGE_SHARE, [(*change[0], *change[1:]) for change in changes])
 
     def anchor(self) -> Anchor | None:
-        rows = self._session.rows(sql.ANCHOR)
+        rows = self._session.rows(_ANCHOR)
         try:
             return _decode_anchor(rows[0][0]) if rows else None
         except (msgspec.MsgspecError, ValueError, TypeError):

@@ -8,15 +8,22 @@ Rule 3: a transaction that changes what waits of a key reads at its end, with th
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
+import sqlalchemy as sa
 from msgspec.structs import replace
+from sqlalchemy import select
 
 from leasekit._lifecycle.states import WAITING
 from leasekit.server.store import Lane, Trigger, damage
-from leasekit.server.store import statements as sql
 from leasekit.server.store.routes import is_route
-from leasekit.server.store.schema import QUEUED_AT
+from leasekit.server.store.schema import QUEUED_AT, keyed
+from leasekit.server.store.sql.statements import Insert, Session, Statement, Update, is_one_of
+
+KEYED = Statement(select(keyed).where(is_one_of(keyed.c.seq, "seqs")))
+ADD_KEYED = Insert(keyed)
+SAVE_KEYED = Update(keyed.c.seq, first=4)
+DROP_KEYED = Statement(sa.delete(keyed).where(is_one_of(keyed.c.seq, "seqs")))
 
 
 class Place(NamedTuple):
@@ -37,22 +44,12 @@ class Charge(NamedTuple):
     until: float | None = None  # the key leaves its lane until then
 
 
-class Rows(Protocol):
-    """The methods of a session that this module needs."""
-
-    def rows(self, statement: sql.Statement, **values: Any) -> list[tuple[Any, ...]]: ...
-
-    def insert(self, into: sql.Insert, rows: Sequence[tuple[Any, ...]]) -> None: ...
-
-    def update(self, update: sql.Update, rows: Sequence[tuple[Any, ...]]) -> None: ...
-
-
-def with_due_times(session: Rows, tasks: list[Trigger]) -> tuple[list[Trigger], dict[int, Place]]:
+def with_due_times(session: Session, tasks: list[Trigger]) -> tuple[list[Trigger], dict[int, Place]]:
     """Return the states of tasks, with their due times filled in, and the places of waiting tasks that have keys."""
     queued = [task.seq for task in tasks if task.next_trigger_at == QUEUED_AT]
     if not queued:
         return tasks, {}
-    found = {seq: (Place(*place), due_at) for seq, *place, due_at in session.rows(sql.KEYED, seqs=queued)}
+    found = {seq: (Place(*place), due_at) for seq, *place, due_at in session.rows(KEYED, seqs=queued)}
     due = {seq: due_at for seq, (_, due_at) in found.items() if damage.is_number(due_at)}
     tasks = [replace(task, next_trigger_at=due[task.seq]) if task.seq in due else task for task in tasks]
     return tasks, {seq: place for seq, (place, _) in found.items()}
@@ -61,7 +58,7 @@ def with_due_times(session: Rows, tasks: list[Trigger]) -> tuple[list[Trigger], 
 class KeyedTasks:
     """The tasks with keys that one transaction has met, and what it changes of their shares."""
 
-    def __init__(self, session: Rows) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._places: dict[int, Place] = {}
         self._charges: dict[Place, Charge] = {}
@@ -86,7 +83,7 @@ class KeyedTasks:
         }
         self._places.update(of)
         rows = [(task.seq, *of[task.seq], task.next_trigger_at) for task in tasks if task.seq in of]
-        self._session.insert(sql.ADD_KEYED, rows)
+        self._session.insert(ADD_KEYED, rows)
         return [self._queued(task) if task.seq in of else task for task in tasks]
 
     def save(self, tasks: Sequence[Trigger]) -> Sequence[Trigger]:
@@ -96,7 +93,7 @@ class KeyedTasks:
         if not changed:
             return tasks
         due = {task.seq: task.next_trigger_at if task.status in WAITING else None for task in changed}
-        self._session.update(sql.SAVE_KEYED, [(due_at, seq) for seq, due_at in due.items()])
+        self._session.update(SAVE_KEYED, [(due_at, seq) for seq, due_at in due.items()])
         return [self._queued(task) if task.seq in due else task for task in tasks]
 
     def move(self, seqs: Collection[int], priority: int) -> None:
@@ -110,13 +107,13 @@ class KeyedTasks:
     def end(self, seqs: Iterable[int]) -> None:
         """Take ended tasks out of their queues."""
         waited = [seq for seq in seqs if seq in self._places]
-        self._session.update(sql.SAVE_KEYED, [(None, seq) for seq in waited])
+        self._session.update(SAVE_KEYED, [(None, seq) for seq in waited])
         for seq in waited:
             self._touch(self._places[seq])
 
     def forget(self, places: Mapping[int, Place], queued: Collection[int]) -> None:
         """Write the shares of these tasks anew; only the `queued` ones wait."""
-        self._session.update(sql.SAVE_KEYED, [(None, seq) for seq in places if seq not in queued])
+        self._session.update(SAVE_KEYED, [(None, seq) for seq in places if seq not in queued])
         for place in places.values():
             self._touch(place)
 
@@ -192,5 +189,5 @@ class KeyedTasks:
 
     def _look_up(self, seqs: Collection[int]) -> None:
         if seqs:
-            rows = self._session.rows(sql.KEYED, seqs=seqs)
+            rows = self._session.rows(KEYED, seqs=seqs)
             self._places.update((seq, Place(*place)) for seq, *place, _ in rows)

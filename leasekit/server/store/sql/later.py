@@ -1,4 +1,4 @@
-"""What happens later by itself, in an SQL database: start deadlines, firings, tasks after others, chains."""
+"""Start deadlines, firings, tasks after others, and chains in an SQL database: what happens later by itself."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

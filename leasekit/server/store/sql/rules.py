@@ -1,4 +1,4 @@
-"""What operators set, in an SQL database: kinds, gates, access tokens, the audit log; and minutes of the history."""
+"""Kinds, gates, access tokens, the audit log and the minutes of the history, in an SQL database."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -121,9 +121,8 @@ def _access(lines: Sequence[Line]) -> list[str]:
 def _pages(lines: Sequence[Line]) -> list[str]:
     columns = {
         "lives/s": "lives_per_second",
-        "of no page": "rate_of_bare",
-        "server CPU µs a life": "server_cpu_us_per_life",
-        "CPU of no page": "cpu_of_bare",
+        "server's CPU, of a core": "server_cpu",
+        "more than without a page": "more_cpu",
     }
     return ["### Open pages of the console", _machine(lines), _columns(columns, lines)]
 

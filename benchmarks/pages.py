@@ -1,8 +1,9 @@
-"""The cost of open pages of the web console: lives of tasks a second, and the server's CPU, beside a server without.
+"""The cost of open pages of the web console: the server's CPU at a steady load, beside a server without pages.
 
 A page behaves as in a browser: it follows a stream, and asks for itself again with each pulse. All pages are read by
-this process, whose own work is not counted in the server's CPU, but takes time from one of the cores. The cases take
-turns within each round, each with a server of its own.
+this process, on one of the same cores. So the server gets the same tasks a second in all cases, fewer than it could
+take: at full speed the readers' own work would slow the callers down, and smaller batches cost more CPU a life. The
+cases take turns within each round, each with a server of its own.
 """
 
 import asyncio
@@ -16,9 +17,9 @@ import msgspec
 from _common import Bench, Caller, Server
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
-_ROUNDS = 5
 _CALLERS = 8
 _BATCH = 10  # tasks of a request
+_RATE = 2000  # lives a second, of all callers
 _BARE = "no page"
 _PAGES = {
     _BARE: None,
@@ -30,9 +31,9 @@ _PAGES = {
 
 def main() -> None:
     bench = Bench("pages")
-    pages, batches = (5, 4) if bench.quick else (100, 250)
+    pages, batches = (5, 4) if bench.quick else (100, 200)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in _PAGES}
-    for _ in range(bench.repeat * (1 if bench.quick else _ROUNDS)):
+    for _ in range(bench.repeat):
         for name, page in _PAGES.items():
             found[name].append(asyncio.run(_measured(page, pages, batches)))
     for name, values in found.items():
@@ -41,15 +42,14 @@ def main() -> None:
             bench.note(
                 name if _PAGES[name] is None else f"{name}, {pages} times",
                 lives_per_second=round(statistics.median(rate for rate, _ in values)),
-                rate_of_bare=round(statistics.median(rate / bare for (rate, _), (bare, _) in pairs), 3),
-                server_cpu_us_per_life=round(statistics.median(cpu for _, cpu in values), 1),
-                cpu_of_bare=round(statistics.median(cpu / max(bare, 1.0) for (_, cpu), (_, bare) in pairs), 3),
+                server_cpu=round(statistics.median(cpu for _, cpu in values), 3),
+                more_cpu=round(statistics.median(cpu - bare for (_, cpu), (_, bare) in pairs), 3),
             )
     bench.close()
 
 
 async def _measured(page: tuple[str | None, str] | None, pages: int, batches: int) -> tuple[float, float]:
-    """Return the lives a second, and the server's CPU in µs a life."""
+    """Return the lives a second, and the part of a core that the server has used."""
     with Server.running() as server:
         readers: list[asyncio.Task[None]] = []
         if page is not None:
@@ -61,20 +61,23 @@ async def _measured(page: tuple[str | None, str] | None, pages: int, batches: in
         before, began = server.cpu, loop.time()
         await asyncio.gather(*(_live(caller, batches, ids) for caller in callers))
         lives, passed = _CALLERS * batches * _BATCH, loop.time() - began
-        cost = 1e6 * (server.cpu - before) / lives
+        used = (server.cpu - before) / passed
         for reader in readers:
             assert not reader.done(), "a page has lost its stream"
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
         for caller in callers:
             caller.close()
-    return lives / passed, cost
+    return lives / passed, used
 
 
 async def _live(caller: Caller, batches: int, ids: "itertools.count[int]") -> None:
-    """Schedule, claim and settle tasks, some at a time."""
+    """Schedule, claim and settle tasks, some at a time, at a steady pace."""
     schedule = _encode({"tasks": [{"kind": "k"}] * _BATCH})
-    for _ in range(batches):
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for number in range(batches):
+        await asyncio.sleep(began + number * _CALLERS * _BATCH / _RATE - loop.time())
         claim = {"worker": "w", "kinds": ["k"], "limit": _BATCH, "wait": 5, "claim_id": f"{next(ids)}"}
         await caller.post_all("/v1/tasks", [schedule])
         (answer,) = await caller.post_all("/v1/claims", [_encode(claim)])

@@ -16,7 +16,7 @@ from leasekit.task import Name
 
 _BEAT = 2.0  # seconds between two pulses, at least
 _SILENCE = 3  # beats after which a pulse comes in any case: ages grow, and other nodes have changed something
-_SAMPLE = 30  # events in a quarter of a second
+_SAMPLE = 30  # events in half a second
 
 
 class EventsWanted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

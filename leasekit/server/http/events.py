@@ -26,7 +26,7 @@ _READERS = 100
 _LINGER = 300.0  # seconds for which events are recorded after the last reader has left, in case it comes back
 _HEARTBEAT = 15.0  # seconds of silence after which a comment shows that the stream is alive
 _CHUNK = 200  # events that are sent at once, so that one reader does not block the event loop
-_MOMENT = 0.25  # seconds between two samples
+_MOMENT = 0.5  # seconds between two samples
 
 _Matches = Callable[[TaskEvent], bool]
 
@@ -143,7 +143,7 @@ class Feed:
         """Stream the events from now on, or after the event with the id `after`, as `text/event-stream`.
 
         `kind`, `task` and `chain` are filters; `of` says which kinds may be seen (None: what concerns no kind). With
-        `most`, the stream is a sample: of what happens in a quarter of a second, the latest `most` events, after a
+        `most`, the stream is a sample: of what happens in half a second, the latest `most` events, after a
         `skipped` with the number of the others. Raises `Throttled` if there are too many readers already.
         """
         if len(self._readers) >= _READERS:

@@ -5,13 +5,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 
 from leasekit.task import Task
-from leasekit.task.words import NAME_PREFIX
+from leasekit.task.words import NAME_PREFIXES
 
 __all__ = ["Place", "current", "enter", "leave", "outside"]
 
 Place = Token[str | None]
 
-_NAMES = (NAME_PREFIX, "once:")
 _running: ContextVar[str | None] = ContextVar("leasekit-task", default=None)
 
 
@@ -22,7 +21,7 @@ def current() -> str | None:
 
 def enter(task: Task) -> Place:
     """Make this task the current one in this context, in which its code starts; the task of a name is not."""
-    return _running.set(None if task.kind.startswith(_NAMES) else task.id)
+    return _running.set(None if task.kind.startswith(NAME_PREFIXES) else task.id)
 
 
 def leave(place: Place) -> None:

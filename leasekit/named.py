@@ -27,11 +27,11 @@ from leasekit.config import check_number
 from leasekit.errors import AlreadyDone, BackendError, ConfigError, LeasekitError, NotGranted, NotHeld
 from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
-from leasekit.task.words import NAME_PREFIX
+from leasekit.task.words import NAME_PREFIX, NAME_PREFIXES
 
 __all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease", "check_names", "kind_of"]
 
-PREFIXES = (NAME_PREFIX, "once:")
+PREFIXES = NAME_PREFIXES
 """What the kinds of tasks begin with that stand for a name."""
 
 _LONGEST = 128  # the length of an id

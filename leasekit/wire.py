@@ -394,14 +394,15 @@ class RedriveRequest(TaskSelection, frozen=True, kw_only=True, omit_defaults=Tru
             raise ValueError("a redrive names tasks (`ids`), or selects them by `kind`, `status` or another field")
 
 
+_TokenId: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}\Z")]
 Digest: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class TokenRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A new access token."""
 
-    id: Name
-    """Its id, which the client makes: a repeat makes no second token."""
+    id: _TokenId
+    """Its id, a UUID that the client makes: a repeat makes no second token."""
     name: Name
     """Its name."""
     digest: Digest

@@ -52,6 +52,8 @@ class Access(Struct, frozen=True, kw_only=True, gc=False):
     """The id of the access token; None: the caller needs none."""
     expires_at: float | None = None
     """When the token expires, in seconds since 1970."""
+    digest: bytes | None = None
+    """The SHA-256 of the secret that the caller has shown: what began with it ends with it, also if its token stays."""
 
     @property
     def has_all_kinds(self) -> bool:

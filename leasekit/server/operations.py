@@ -147,7 +147,7 @@ class Operations:
     ) -> PeriodicInfo | Scheduled | None:
         """Change a periodic task, or trigger it; None: there is none of this name (any longer)."""
         if isinstance(change, periodic.Put):
-            periodic.check(change.task)
+            periodic.check(change.name, change.task)
         if not isinstance(change, periodic.Pause | periodic.Remove):
             self._room.check()
         answer: PeriodicRow | Scheduled | None = await self._commit.ask(SET_PERIODIC, change, size=1, note=note)

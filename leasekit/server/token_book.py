@@ -1,12 +1,13 @@
 """The access tokens of a store, as a node remembers them: whose secret is this, and when was it used?
 
 Rule 1: a secret is found by its SHA-256, so that the time of a look-up tells nothing about secrets that are valid.
-Rule 2: what is remembered is as of `read_at`. A node that could not read the tokens for long trusts no secret.
+Rule 2: a caller is the secret that it has shown. Without an overlap, a rotation ends what began with the old one.
+Rule 3: what is remembered is as of `read_at`. A node that could not read the tokens for long trusts no secret.
 """
 
-import hmac
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from leasekit.errors import Unavailable
 from leasekit.server.access import Access, KindPatterns
@@ -18,6 +19,14 @@ _TRUSTED = 10.0  # seconds for which what was read counts
 _COARSE = 300.0  # seconds between two notes of the use of one token
 
 
+class _Secret(NamedTuple):
+    """A secret of a token: the latest, or that from before, which is taken for some time more."""
+
+    row: TokenRow
+    access: Access
+    until: float | None = None
+
+
 class TokenBook:
     """The access tokens of one engine; for its event loop. `now` is the store's time, `instant` has no steps."""
 
@@ -26,10 +35,9 @@ class TokenBook:
         self._is_shared = is_shared  # other nodes may change the tokens
         self._instant = instant
         self._rows: dict[str, TokenRow] = {}
-        self._of_digest: dict[bytes, TokenRow] = {}
-        self._access: dict[str, Access] = {}
+        self._secrets: dict[bytes, _Secret] = {}  # by their SHA-256
         self._used: dict[str, float] = {}
-        self._watchers: dict[Callable[[], None], str] = {}
+        self._watchers: dict[Callable[[], None], Access] = {}
         self.read_at = -math.inf
         """When the tokens were read, by `instant`."""
 
@@ -44,9 +52,7 @@ class TokenBook:
     def learn(self, rows: Sequence[TokenRow]) -> None:
         """Replace what is remembered, and look."""
         self._rows = {row.id: row for row in rows}
-        self._of_digest = {row.digest: row for row in rows}
-        self._of_digest.update({row.former_digest: row for row in rows if row.former_digest is not None})
-        self._access = {row.id: _access_of(row) for row in rows}
+        self._secrets = {digest: secret for row in rows for digest, secret in _secrets_of(row)}
         self.read_at = self._instant()
         self.look()
 
@@ -56,21 +62,22 @@ class TokenBook:
         Raises `Unavailable` if the tokens could not be read lately.
         """
         self._check_age()
-        digest = digest_of(secret)
-        row = self._of_digest.get(digest)
-        if row is None or not _is_secret_of(row, digest, self._now()):
+        secret_of = self._secrets.get(digest_of(secret))
+        if secret_of is None or not self._is_good(secret_of):
             return None
-        self._used[row.id] = self._now()
-        return self._access[row.id] if is_valid(row, self._now()) else None
+        self._used[secret_of.row.id] = self._now()
+        return secret_of.access
 
-    def of_id(self, token_id: str) -> Access | None:
-        """Return what the token with this id allows; None: it is not valid (any longer)."""
-        row = self._rows.get(token_id)
-        return None if row is None or not is_valid(row, self._now()) else self._access[token_id]
+    def is_valid(self, access: Access) -> bool:
+        """Return whether the secret with which a caller came is valid; one that needs none always is."""
+        if access.digest is None:
+            return True
+        secret = self._secrets.get(access.digest)
+        return secret is not None and self._is_good(secret)
 
-    def watch(self, token_id: str, ended: Callable[[], None]) -> Callable[[], None]:
-        """Call `ended` when the token is found to be no longer valid; return a function that ends the watch."""
-        self._watchers[ended] = token_id
+    def watch(self, access: Access, ended: Callable[[], None]) -> Callable[[], None]:
+        """Call `ended` when the secret of a caller is found to be no longer valid; return a function that ends that."""
+        self._watchers[ended] = access
 
         def leave() -> None:
             self._watchers.pop(ended, None)
@@ -78,9 +85,9 @@ class TokenBook:
         return leave
 
     def look(self) -> None:
-        """Call those who watch tokens that are no longer valid."""
-        for ended, token_id in list(self._watchers.items()):
-            if self.of_id(token_id) is None:
+        """Call those who watch secrets that are no longer valid."""
+        for ended, access in list(self._watchers.items()):
+            if not self.is_valid(access):
                 ended()
 
     def to_note(self) -> Mapping[str, float]:
@@ -92,19 +99,22 @@ class TokenBook:
             if token_id in self._rows and at - (self._rows[token_id].used_at or 0.0) >= _COARSE
         }
 
+    def _is_good(self, secret: _Secret) -> bool:
+        now = self._now()
+        return is_valid(secret.row, now) and (secret.until is None or now < secret.until)
+
     def _check_age(self) -> None:
         if self._is_shared and (age := self._instant() - self.read_at) > _TRUSTED:
             since = "never" if math.isinf(age) else f"last {age:.0f} s ago"
             raise Unavailable(f"the access tokens could not be read ({since}): try again later")
 
 
-def _is_secret_of(row: TokenRow, digest: bytes, now: float) -> bool:
-    if hmac.compare_digest(row.digest, digest):
-        return True
-    return row.former_until is not None and now < row.former_until
-
-
-def _access_of(row: TokenRow) -> Access:
+def _secrets_of(row: TokenRow) -> Iterator[tuple[bytes, _Secret]]:
     scopes: frozenset[Scope] = frozenset(row.scopes.split(","))  # type: ignore[arg-type]
     kinds = KindPatterns(row.kinds.split("/"))
-    return Access(name=row.name, scopes=scopes, kinds=kinds, token_id=row.id, expires_at=row.expires_at)
+    for digest, until in ((row.digest, None), (row.former_digest, row.former_until)):
+        if digest is not None:
+            access = Access(
+                name=row.name, scopes=scopes, kinds=kinds, token_id=row.id, expires_at=row.expires_at, digest=digest
+            )
+            yield digest, _Secret(row, access, until)

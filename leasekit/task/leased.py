@@ -11,6 +11,7 @@ from leasekit.task.settings import (
 )
 from leasekit.task.words import (
     MAX_TAGS,
+    NAME_PREFIXES,
     DedupeScope,
     Discreet,
     Expiry,
@@ -64,6 +65,10 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
     """The W3C trace context of the scheduling code."""
 
     def __post_init__(self) -> None:
+        if self.id != self.kind and (
+            self.kind.startswith(NAME_PREFIXES) or (self.id is not None and self.id.startswith(NAME_PREFIXES))
+        ):  # a task of another kind would take the name of others, or end what they do once
+            raise ValueError("`named:` and `once:` begin ids of tasks that stand for a name, whose kind is their id")
         if self.delay is not None and self.at is not None:
             raise ValueError("`at` and `delay` both say when the task may start: give one of them")
         if self.debounce is None and self.dedupe_scope == "kept":

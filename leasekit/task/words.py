@@ -14,6 +14,8 @@ Name = Annotated[str, _NAME]
 
 NAME_PREFIX = "named:"  # of the kinds that stand for a name: such a task never ends, so a cancel only frees the name
 
+NAME_PREFIXES = (NAME_PREFIX, "once:")  # of all kinds that stand for a name
+
 MAX_TAGS = 20
 
 Tag = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[ -~]+\Z")]

@@ -351,7 +351,7 @@ class MemoryService:
     async def change_periodic(self, change: PeriodicChange) -> PeriodicInfo | Scheduled | None:
         """Change a periodic task, or trigger it; None: there is none of this name (any longer)."""
         if isinstance(change, periodic.Put):
-            periodic.check(change.task)
+            periodic.check(change.name, change.task)
         with self._turn() as turn:
             (answer,) = periodic.change(turn, [change])
         self._bell.ring()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from leasekit.named import PREFIXES
 from leasekit.server.engine import Engine
 from leasekit.server.history import KEPT, Counts, Recorder, quantile
 from leasekit.server.store import MinuteRow, Store
@@ -35,7 +36,7 @@ async def engine(make_store: Callable[[], Store], clock: Clock) -> AsyncIterator
 
 async def live(engine: Engine, clock: Clock, outcome: Any = "success", *, kind: str = "k", waits: float = 0.0) -> None:
     """Let a task wait, run for a second, and end."""
-    await engine.schedule([NewTask(kind=kind)])
+    await engine.schedule([NewTask(kind=kind, id=kind if kind.startswith(PREFIXES) else None)])
     clock.now += waits
     claim_id = f"{clock.now}-{outcome}-{kind}"
     (task,) = (await engine.claim(worker="w", kinds=[kind], limit=1, wait=0, claim_id=claim_id)).tasks

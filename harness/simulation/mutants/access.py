@@ -107,21 +107,39 @@ tests/server/http/test_http_access.py::test_a_repeated_claim_has_tasks_only_for_
 
 streams-for-ever: A stream of events goes on when its token is revoked.
 server.http.routes:events
-- access.token_id is not None
+- access.digest is not None
 + False
-tests/server/http/test_http_access.py::test_a_stream_ends_when_its_token_is_revoked_and_shows_only_its_kinds[sqlite]
+tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds[sqlite-revoke]
 
 foreign-events: A stream has events of foreign kinds.
 server.http.routes:events
 - access.kinds.match
 + lambda kind: True
-tests/server/http/test_http_access.py::test_a_stream_ends_when_its_token_is_revoked_and_shows_only_its_kinds[sqlite]
+tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds[sqlite-revoke]
 
 waits-for-ever: A claim that waits goes on when its token is revoked.
 server.token_book:TokenBook.look
-- self.of_id(token_id) is None
+- not self.is_valid(access)
 + False
-tests/server/http/test_http_access.py::test_a_waiting_claim_ends_when_its_token_is_revoked[sqlite]
+tests/server/http/test_http_access.py::test_what_waits_ends_when_its_secret_does[sqlite-claims-revoke]
+
+rotated-streams-go-on: What began with the secret before the latest goes on after a rotation without an overlap.
+server.token_book:TokenBook.is_valid
+- access.digest is None
++ access.digest is None or access.token_id in self._rows
+tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds[sqlite-rotate]
+
+rotated-sessions-go-on: A session of the console goes on when its token gets another secret.
+server.console.sessions:Sessions.access_of
+- self._is_valid(access)
++ True
+tests/server/console/test_login.py::test_a_session_ends_when_its_token_gets_another_secret_but_not_during_the_overlap
+
+names-taken: A task of any kind has the id that stands for a name, and ends what others do once.
+task.leased:NewTask.__post_init__
+- self.id != self.kind and ...
++ False
+tests/server/http/test_http_access.py::test_nobody_takes_the_id_of_a_name_for_a_task_of_another_kind[sqlite-once:message-7]
 
 foreign-periodics-replaced: A periodic task of a foreign kind is taken over under its name.
 server.roles.periodic:_changed
@@ -170,6 +188,12 @@ server.access:Access.covers
 + True
 tests/server/http/test_http_access.py::test_a_token_makes_none_that_may_do_more_or_lives_longer[sqlite]
 
+decoys: The id of a new token is the name of another, which is revoked by its name in vain.
+server.roles.tokens:_check_order
+- any(row.name == order.id for row in rows.values())
++ False
+tests/server/http/test_http_access.py::test_a_token_that_is_ended_by_its_name_is_that_of_the_name[sqlite]
+
 wider-patterns: A pattern covers all that begin as its kinds do.
 server.access:KindPatterns.cover
 - self.match(pattern)
@@ -201,8 +225,8 @@ server.roles.tokens:is_valid
 tests/server/http/test_http_access.py::test_an_expired_token_is_refused[sqlite]
 
 former-for-ever: The secret before the latest is taken for ever.
-server.token_book:_is_secret_of
-- now < row.former_until
+server.token_book:TokenBook._is_good
+- now < secret.until
 + True
 tests/server/roles/test_tokens.py::test_the_secret_before_the_latest_is_taken_until_the_overlap_is_over[memory]
 
@@ -298,7 +322,7 @@ tests/server/console/test_login.py::test_the_cookie_is_for_tls_only_behind_a_pro
 
 left-sessions-go-on: A session goes on when it is left.
 server.console.sessions:Sessions.end
-- self._tokens.pop(...)
+- self._sessions.pop(...)
 + None
 tests/server/console/test_login.py::test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked
 

@@ -19,11 +19,10 @@ from leasekit.backend import Backend, TicketSource, cancel_all
 from leasekit.errors import BackendError
 from leasekit.queues import Message, TaskQueues
 from leasekit.task import Claimed
-from leasekit.task.words import NAME_PREFIX
+from leasekit.task.words import NAME_PREFIXES
 
 logger = logging.getLogger("leasekit")
 
-_NAMES = (NAME_PREFIX, "once:")
 _UNANSWERED = 100  # claims whose messages are remembered, at most
 _DELETE = 5.0  # seconds that the last deletions may take when the connection is closed
 
@@ -56,7 +55,7 @@ class QueueClaims:
         labels: Mapping[str, str] | None = None,
     ) -> Claimed:
         """Claim up to `limit` tasks of these kinds; wait up to `wait` seconds for messages of such."""
-        if all(kind.startswith(_NAMES) for kind in kinds):
+        if all(kind.startswith(NAME_PREFIXES) for kind in kinds):
             return await self._backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
         began_at = self._now()
         claimed = await self._ask_again(kinds, limit=limit, claim_id=claim_id)

@@ -1,7 +1,7 @@
 """Sessions: a browser that has shown an access token once, and is known by a cookie from then on.
 
 Rule 1: a session is in the memory of one server, as the digest of its cookie. It ends with that server, after half a
-        day, when it is left, and when its token does.
+        day, when it is left, and when the secret with which it began does.
 Rule 2: the cookie is good for the console only: the API takes no cookies.
 """
 
@@ -22,41 +22,41 @@ _OF_PROXIES = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-for
 
 
 class Sessions:
-    """The sessions of one server. `access_of_id` returns what a token allows now; `now` is a clock without steps.
+    """The sessions of one server. `is_valid` says whether an access token is; `now` is a clock without steps.
 
     `has_proxy`: browsers reach this server through a proxy that has TLS.
     """
 
     def __init__(
-        self, access_of_id: Callable[[str], Access | None], now: Callable[[], float], *, has_proxy: bool = False
+        self, is_valid: Callable[[Access], bool], now: Callable[[], float], *, has_proxy: bool = False
     ) -> None:
-        self._access_of_id = access_of_id
+        self._is_valid = is_valid
         self._has_proxy = has_proxy
         self._now = now
-        self._tokens: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
+        self._sessions: OrderedDict[bytes, tuple[Access, float]] = OrderedDict()
 
-    def begin(self, request: Request, response: Response, token_id: str) -> None:
-        """Begin a session of a token, and give its cookie to the browser."""
+    def begin(self, request: Request, response: Response, access: Access) -> None:
+        """Begin a session of an access token, and give its cookie to the browser."""
         secret = secrets.token_urlsafe(32)
-        while len(self._tokens) >= _MOST:
-            self._tokens.popitem(last=False)
-        self._tokens[_digest(secret)] = token_id, self._now() + _LONGEST
+        while len(self._sessions) >= _MOST:
+            self._sessions.popitem(last=False)
+        self._sessions[_digest(secret)] = access, self._now() + _LONGEST
         is_plain = not self._has_proxy and _is_plain_loopback(request)
         response.set_cookie(_NAME, secret, path=_path(request), httponly=True, samesite="strict", secure=not is_plain)
 
     def end(self, request: Request, response: Response) -> None:
         """End the session of a request, and take its cookie back."""
-        self._tokens.pop(_digest(request.cookies.get(_NAME, "")), None)
+        self._sessions.pop(_digest(request.cookies.get(_NAME, "")), None)
         response.delete_cookie(_NAME, path=_path(request), httponly=True, samesite="strict")
 
     def access_of(self, request: Request) -> Access | None:
         """Return what the session of a request allows now; None: there is none, or it has ended."""
         key = _digest(request.cookies.get(_NAME, ""))
-        token_id, until = self._tokens.get(key, ("", 0.0))
-        access = self._access_of_id(token_id) if self._now() < until else None
-        if access is None:
-            self._tokens.pop(key, None)
-        return access
+        access, until = self._sessions.get(key, (None, 0.0))
+        if access is not None and self._now() < until and self._is_valid(access):
+            return access
+        self._sessions.pop(key, None)
+        return None
 
 
 def _digest(secret: str) -> bytes:

@@ -68,7 +68,7 @@ class Console:
         self._mode = mode
         self._auth = auth
         self._sessions = Sessions(
-            _nobody if auth is None else auth.access_of_id, engine.clock.instant, has_proxy=has_proxy
+            _is_nobody if auth is None else auth.is_valid, engine.clock.instant, has_proxy=has_proxy
         )
         self._written = _Written()
 
@@ -124,7 +124,7 @@ class Console:
                 fault = error.detail
             else:
                 response = RedirectResponse("./", 303)
-                self._sessions.begin(request, response, access.token_id or "")
+                self._sessions.begin(request, response, access)
                 return response
         values: dict[str, Any] = {"nav": (), "current": "", "title": "Log in", "live": False, "notice": None}
         text = render("login.html", now=_now(self._engine), **values, who=None, fault=fault)
@@ -158,14 +158,14 @@ class Console:
     def _visit(self, request: Request, access: Access, form: Mapping[str, str] | None = None) -> Visit:
         given = parameters(request.scope["query_string"]) if form is None else form
         by = access.name if access.token_id is not None else None if request.client is None else request.client.host
-        auth, token_id = self._auth, access.token_id
+        auth = self._auth
         return Visit(
             engine=self._engine,
             given=given,
             access=access,
             may_act=self._mode == "on" and access.has(["operate"]) and READ_ONLY not in request.headers,
             by=by,
-            is_valid=lambda: auth is None or token_id is None or auth.access_of_id(token_id) is not None,
+            is_valid=lambda: auth is None or auth.is_valid(access),
         )
 
     async def _page(self, request: Request, page: Page, access: Access) -> Response:
@@ -188,8 +188,9 @@ class Console:
 _STREAMS: Mapping[str, Callable[[Visit], AsyncGenerator[bytes]]] = {"pulse": pulses, "events": events}
 
 
-def _nobody(token_id: str) -> Access | None:
-    """Return no rights: there are no tokens."""
+def _is_nobody(access: Access) -> bool:
+    """Return that a session has no rights: there are no tokens."""
+    return False
 
 
 def _who(access: Access) -> str | None:

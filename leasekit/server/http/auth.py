@@ -96,9 +96,9 @@ class Authenticator:
         """Return what the token with this secret allows, for a session. Raises like `access_of`."""
         return await self.access_of_secret(secret) or self._refuse(request, "invalid", _NOT_VALID)
 
-    def access_of_id(self, token_id: str) -> Access | None:
-        """Return what the token with this id allows now, for a session that began with its secret; None: nothing."""
-        return self._engine.tokens.of_id(token_id)
+    def is_valid(self, access: Access) -> bool:
+        """Return whether what was allowed to a caller, when it came, is allowed now."""
+        return self._engine.tokens.is_valid(access)
 
     def _refuse(self, request: Request, reason: str, detail: str) -> Access:
         peer = self._peer(request)

@@ -154,11 +154,10 @@ class ApiRequest(Request):
 
     async def wait(self, watch: DisconnectWatch, answer: Coroutine[Any, Any, _T]) -> _T | None:
         """Do what `watch.wait` does. Raises `Unauthenticated` once the access token is no longer valid."""
-        token_id = self.access.token_id
-        if token_id is None:
+        if self.access.digest is None:
             return await watch.wait(answer, self.receive)
         over: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        leave = self.parts.engine.tokens.watch(token_id, functools.partial(resolve, over, _OVER))
+        leave = self.parts.engine.tokens.watch(self.access, functools.partial(resolve, over, _OVER))
         try:
             result = await watch.wait(answer, functools.partial(_first, self.receive, over))
         finally:
@@ -168,7 +167,7 @@ class ApiRequest(Request):
 
     def check_token(self) -> None:
         """Raise `Unauthenticated` if the access token has become invalid while the request waited."""
-        if self.access.token_id is not None and self.parts.auth.access_of_id(self.access.token_id) is None:
+        if not self.parts.auth.is_valid(self.access):
             raise Unauthenticated("the access token was revoked, or has expired, while the request waited")
 
     async def decode(self, type_: type[Struct]) -> Any:

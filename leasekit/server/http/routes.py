@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from leasekit.errors import Refused
+from leasekit.server.access import Access
 from leasekit.server.http.events import Chain
 from leasekit.server.http.metrics import CONTENT_TYPE
 from leasekit.server.http.needs import ANYBODY, Where, needs
@@ -249,8 +250,8 @@ async def cancel_chain(request: ApiRequest, body: ChainRequest) -> ChainCancelle
 @post("/v1/cancels", needs("work", kinds=Where.LISTED), WRITES)
 async def cancels(request: ApiRequest, body: CancelsRequest) -> VerdictsAnswer:
     """Wait for a cancel request of a task that the worker holds: a hint to send its next heartbeat now."""
-    ids = await request.parts.engine.cancels(worker=body.worker, wait=min(body.wait, MAX_WAIT))
-    request.check_token()
+    waiting = request.parts.engine.cancels(worker=body.worker, wait=min(body.wait, MAX_WAIT))
+    ids = await request.wait(request.parts.polls, waiting) or ()  # none: the client has disconnected
     own = await request.own(ids) if ids else ()
     return VerdictsAnswer(
         verdicts=[Verdict(id=task_id, verdict="cancel_requested") for task_id in ids if task_id in own]
@@ -422,18 +423,18 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
     )
     if chain is not None:  # once events are kept, so that no task is missed between the two
         await engine.queries.know_chain(chain)
-    if access.token_id is not None:
-        stream = _while_valid(stream, engine.tokens, access.token_id)
+    if access.digest is not None:
+        stream = _while_valid(stream, engine.tokens, access)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def _while_valid(stream: AsyncGenerator[bytes], tokens: TokenBook, token_id: str) -> AsyncGenerator[bytes]:
-    """Pass a stream on until the access token is no longer valid."""
+async def _while_valid(stream: AsyncGenerator[bytes], tokens: TokenBook, access: Access) -> AsyncGenerator[bytes]:
+    """Pass a stream on until the secret with which it began is no longer valid."""
     over = asyncio.Event()
-    leave, ended = tokens.watch(token_id, over.set), asyncio.ensure_future(over.wait())
+    leave, ended = tokens.watch(access, over.set), asyncio.ensure_future(over.wait())
     part: asyncio.Future[bytes | None] | None = None
     try:
-        while tokens.of_id(token_id) is not None:
+        while tokens.is_valid(access):
             part = asyncio.ensure_future(anext(stream, None))
             await asyncio.wait((part, ended), return_when=asyncio.FIRST_COMPLETED)
             if over.is_set() or (data := part.result()) is None:

@@ -53,12 +53,21 @@ class CancelHints:
                 self._kept[worker] = []
                 return kept
             self._waiting.setdefault(worker, []).append(answer)
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(seconds):
                 return await answer
-        with self._lock, suppress(KeyError, ValueError):
-            self._waiting[worker].remove(answer)
-        return []
+        except TimeoutError:
+            return []
+        finally:
+            self._leave(worker, answer)
+
+    def _leave(self, worker: str, answer: "asyncio.Future[list[str]]") -> None:
+        with self._lock:
+            waiting = self._waiting.get(worker, [])
+            if answer in waiting:
+                waiting.remove(answer)
+                if not waiting:  # hints are kept from now on
+                    del self._waiting[worker]
 
     def forget(self, worker: str) -> None:
         with self._lock:

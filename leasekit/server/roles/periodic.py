@@ -72,14 +72,15 @@ class Trigger(NamedTuple):
 Change = Put | Pause | Remove | Trigger
 
 
-def check(task: PeriodicTask) -> None:
+def check(name: str, task: PeriodicTask) -> None:
     """Raise `Refused` if a periodic task would never fire, its payload does not fit, or its tasks stand for names."""
     firings.rule_of(task)
     if (fault := value_fault(to_bytes(task.payload), MAX_PROGRESS)) is not None:
         raise Refused(f"payload {fault}", errors=[{"field": "payload", "detail": fault}])
-    if task.kind.startswith(PREFIXES):
-        detail = "stands for the lease of a name, which nothing schedules"
-        raise Refused(f"the kind {task.kind!r} {detail}", errors=[{"field": "kind", "detail": detail}])
+    for field, text in (("kind", task.kind), ("name", name)):  # ids of firings begin with the name
+        if text.startswith(PREFIXES):
+            detail = "stands for the lease of a name, which nothing schedules"
+            raise Refused(f"the {field} {text!r} {detail}", errors=[{"field": field, "detail": detail}])
 
 
 def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[PeriodicRow | Scheduled | None]:

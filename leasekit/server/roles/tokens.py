@@ -2,7 +2,8 @@
 
 Rule 1: a caller makes, changes and sees only tokens that allow nothing that it may not do itself, and for no longer.
 Rule 2: a token that was revoked, or has expired, never becomes valid again.
-Rule 3: once a token was made, the store always has one, valid or not: servers do not become open again.
+Rule 3: no id is the name of another token: who ends or rotates the token of a name gets no decoy in its place.
+Rule 4: once a token was made, the store always has one, valid or not: servers do not become open again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,9 +112,9 @@ def _check_order(turn: UnitOfWork, rows: Mapping[str, TokenRow], order: TokenReq
         _refuse("name", f"is what callers without a token are called, {LOCAL.name!r}: use another")
     if order.name.startswith("-"):
         _refuse("name", f"begins with a hyphen, as options do and empty fields are shown, {order.name!r}: use another")
-    if order.id in rows:
-        raise Conflict("id", "is that of another access token: make a new one")
-    if any(row.name == order.name and is_valid(row, turn.now) for row in rows.values()):
+    if order.id in rows or any(row.name == order.id for row in rows.values()):
+        raise Conflict("id", "is that of another access token, or its name: make a new one")
+    if order.name in rows or any(row.name == order.name and is_valid(row, turn.now) for row in rows.values()):
         raise Conflict("name", f"is that of an access token, {order.name!r}: revoke or rotate it, or use another name")
     _check_digest(rows, bytes.fromhex(order.digest))
     if len(rows) >= _MOST:
@@ -184,7 +185,7 @@ def use(turn: UnitOfWork, uses: Sequence[Mapping[str, float]]) -> list[None]:
 
 
 def forget(turn: UnitOfWork) -> None:
-    """Remove tokens that ended long ago (Rule 3)."""
+    """Remove tokens that ended long ago (Rule 4)."""
     rows = turn.tx.tokens()
     old = [row.id for row in rows[:-1] if min(row.revoked_at or _NEVER, row.expires_at or _NEVER) < turn.now - _KEPT]
     if old:

@@ -74,6 +74,18 @@ class Access(SchedulerBase):
         with pytest.raises(Refused):
             await guarded.create_token(**changed(order, **{**new, same: order[same]}))
 
+    @pytest.mark.parametrize("is_revoked", [False, True])
+    async def test_no_id_is_the_name_of_another_token_and_no_name_its_id(
+        self, guarded: TokenService, order: dict[str, Any], *, is_revoked: bool
+    ) -> None:
+        first = await guarded.create_token(**changed(order, name=uuid.uuid4().hex))
+        if is_revoked:
+            await guarded.revoke_token(first.name)
+        new = {"token_id": uuid.uuid4().hex, "name": f"another {order['name']}", "digest": new_digest()}
+        for decoy in ({"token_id": first.name}, {"name": first.id}):
+            with pytest.raises(Refused):
+                await guarded.create_token(**changed(order, **{**new, **decoy}))
+
     async def test_the_name_of_a_token_that_ended_is_free(self, guarded: TokenService, order: dict[str, Any]) -> None:
         first = await guarded.create_token(**order)
         await guarded.revoke_token(first.id)
@@ -128,6 +140,7 @@ class Access(SchedulerBase):
             {"name": "-"},
             {"name": "a/b"},
             {"token_id": ""},
+            {"token_id": "workers"},
         ],
     )
     async def test_what_is_no_token_is_refused(

@@ -125,6 +125,14 @@ def test_the_api_takes_no_cookie(door: Door) -> None:
     assert door.site.server.call("GET", "/v1/stats", cookie=cookie).status == 401
 
 
+def test_a_session_ends_when_its_token_gets_another_secret_but_not_during_the_overlap(door: Door) -> None:
+    cookie = door.log_in(door.token("other", "read"))
+    for overlap, status in ((60, 200), (0, 303)):
+        rotate = {"digest": uuid.uuid4().hex * 2, "overlap": overlap}
+        assert door.api("POST", "/v1/tokens/other/rotate", rotate).status == 200
+        assert door.site.server.call("GET", "/console/", cookie=cookie).status == status
+
+
 def test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked(door: Door) -> None:
     cookie, other = door.log_in(door.admin), door.log_in(door.token("other", "read"))
     assert door.post("logout", cookie).status == 303

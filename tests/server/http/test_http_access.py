@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import uuid
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from leasekit.task import Beat, KindSettings, NewTask, Outcome, Settlement
 from leasekit.tokens import SCOPES, Scope, digest_of, is_secret, new_secret
 from leasekit.wire import GateRequest, TokenRequest
 from tests.server.http.conftest import PATIENCE, Answer, Running, RunServer
+from tests.waiting import eventually
 
 T = TypeVar("T")
 OWN, FOREIGN = "own.report", "foreign.report"
@@ -73,6 +74,11 @@ class Service:
 
         self.run(fail())
         return task_id
+
+    @property
+    def waiting(self) -> int:
+        """The number of requests that wait."""
+        return len(self.server.polls) + len(self.server.waits)
 
     def status(self, task_id: str) -> str:
         info = self.run(self.server.engine.queries.get(task_id))
@@ -292,6 +298,17 @@ def test_an_id_of_a_foreign_task_tells_nothing_of_its_status(service: Service) -
     assert all_kinds["status"] == "fatal_failure"
 
 
+@pytest.mark.parametrize("name", ["named:leader", "once:message-7"])
+def test_nobody_takes_the_id_of_a_name_for_a_task_of_another_kind(service: Service, name: str) -> None:
+    secret = service.new(["submit", "work"])
+    for task in ({"kind": OWN, "id": name}, {"kind": name, "id": "another"}, {"kind": name}):
+        assert service.call(service.admin, "POST", "/v1/tasks", {"tasks": [task]}).status == 422, task
+    held = requests(service, "results", OWN).body["results"][0]
+    results = {"worker": "w", "results": [{**held, "then": [{"kind": OWN, "id": name}]}]}
+    assert service.call(secret, "POST", "/v1/results", results).status == 422
+    assert service.status(name) == "removed"
+
+
 def test_bulk_acts_and_listings_see_only_kinds_of_the_token(service: Service) -> None:
     own, foreign = service.dead(OWN), service.dead(FOREIGN)
     secret = service.new(["operate", "read"])
@@ -491,6 +508,15 @@ def test_a_narrow_operator_neither_sees_nor_ends_a_wider_token(service: Service)
     assert service.call(service.admin, "GET", "/v1/stats").status == 200
 
 
+def test_a_token_that_is_ended_by_its_name_is_that_of_the_name(service: Service) -> None:
+    secret = service.local_token(name := uuid.uuid4().hex, ["operate"])
+    decoy = {"id": name, "name": "decoy", "digest": uuid.uuid4().hex * 2, "scopes": ["operate"], "kinds": ["*"]}
+    assert service.call(secret, "POST", "/v1/tokens", decoy).status == 409
+    assert service.call(secret, "POST", "/v1/tokens", decoy | {"id": "admin"}).status == 422
+    revoke(service, name)
+    assert service.call(secret, "GET", "/v1/tokens").status == 401
+
+
 def test_a_repeated_order_makes_one_token_and_an_id_or_name_is_used_once(service: Service) -> None:
     body = {"id": uuid.uuid4().hex, "name": uuid.uuid4().hex, "digest": uuid.uuid4().hex * 2, "scopes": ["read"]}
     body["kinds"] = ["*"]
@@ -537,7 +563,22 @@ def test_what_is_no_token_is_refused_in_the_same_words(service: Service, header:
     assert answer.json == service.call(new_secret(), "GET", "/v1/stats").json
 
 
-def test_a_stream_ends_when_its_token_is_revoked_and_shows_only_its_kinds(service: Service) -> None:
+def revoke(service: Service, name: str) -> None:
+    assert service.call(service.admin, "DELETE", f"/v1/tokens/{name}").status == 200
+
+
+def rotate(service: Service, name: str) -> None:
+    body = {"digest": uuid.uuid4().hex * 2}
+    assert service.call(service.admin, "POST", f"/v1/tokens/{name}/rotate", body).status == 200
+
+
+Ends = Callable[[Service, str], None]
+ENDS = pytest.mark.parametrize("end", [revoke, rotate])
+"""The ways in which a secret ends."""
+
+
+@ENDS
+def test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds(service: Service, end: Ends) -> None:
     secret = service.local_token(name := uuid.uuid4().hex, ["read"], ("own.*",))
     with service.server.open() as stream:
         stream.sendall(f"GET /v1/events HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {secret}\r\n\r\n".encode())
@@ -548,23 +589,29 @@ def test_a_stream_ends_when_its_token_is_revoked_and_shows_only_its_kinds(servic
         while own.encode() not in seen:
             seen += stream.recv(65536)
         assert foreign.encode() not in seen
-        service.call(service.admin, "DELETE", f"/v1/tokens/{name}")
+        end(service, name)
         while data := stream.recv(65536):  # until the server ends it
             if data.endswith(b"0\r\n\r\n"):
                 break
+            assert b":\n\n" not in data, "after a quarter of a minute the stream goes on"
         assert data.endswith(b"0\r\n\r\n")
 
 
-def test_a_waiting_claim_ends_when_its_token_is_revoked(service: Service) -> None:
-    secret = service.local_token(name := uuid.uuid4().hex, ["work"], ("own.*",))
-    body = {"worker": "w", "kinds": [f"own.{name}"], "claim_id": name, "wait": 60}
+@ENDS
+@pytest.mark.parametrize("path", ["claims", "cancels", "tasks/ended"])
+def test_what_waits_ends_when_its_secret_does(service: Service, path: str, end: Ends) -> None:
+    secret = service.local_token(name := uuid.uuid4().hex, ["work", "read"], ("own.*",))
+    body = {
+        "claims": {"worker": "w", "kinds": [f"own.{name}"], "claim_id": name, "wait": 60},
+        "cancels": {"worker": name, "wait": 60},
+        "tasks/ended": {"ids": [service.task(OWN, delay=3600)], "wait": 60},
+    }[path]
     with service.server.open() as waiting:
         raw = json.dumps(body).encode()
-        head = f"POST /v1/claims HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {secret}\r\n"
+        head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {secret}\r\n"
         waiting.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw)
-        while not len(service.server.polls):
-            pass
-        service.call(service.admin, "DELETE", f"/v1/tokens/{name}")
+        eventually(lambda: service.waiting, "the request to wait")
+        end(service, name)
         assert waiting.recv(65536).startswith(b"HTTP/1.1 401")
 
 

@@ -240,7 +240,7 @@ async def test_lanes_that_are_left_out_do_not_hold_up_others(bench: Bench) -> No
 
 
 async def test_names_are_never_moved(bench: Bench) -> None:
-    await bench.put("n", kind="named:n")
+    await bench.put("named:n", kind="named:n")
     assert await move(bench, "named:n") == []
 
 

@@ -475,6 +475,11 @@ async def test_one_that_would_never_fire_is_refused(bench: Bench, options: dict[
     assert await bench.engine.queries.periodics() == []
 
 
+async def test_none_fires_tasks_whose_ids_are_those_of_names(bench: Bench) -> None:
+    with pytest.raises(Refused, match="stands for the lease of a name"):
+        await put(bench, "once:report")
+
+
 async def test_they_are_listed_by_name_in_pages(bench: Bench) -> None:
     for name in ("b", "a", "d", "c"):
         await put(bench, name)

@@ -154,7 +154,7 @@ async def test_what_no_known_worker_can_have_is_listed(bench: Bench) -> None:
     await bench.put("b", requires=EU)
     await bench.put("c", kind="l")
     await bench.put("later", requires={"gpu": "t4"}, delay=5.0)
-    await bench.put("name", kind="once:n")
+    await bench.put("once:n", kind="once:n")
     assert (await bench.engine.queries.stats()).unmet == {"k": [GPU | EU, EU], "l": [{}]}
     await bench.claim(kinds=("k",), labels={"gpu": "t4", "zone": "eu"}, limit=1)
     await bench.claim(worker="other", kinds=("l",))

@@ -1,5 +1,7 @@
 """Access tokens on each store: when they end, how long they and the log of operators' acts are kept."""
 
+import uuid
+
 import pytest
 
 from leasekit.errors import Refused
@@ -19,9 +21,13 @@ async def made(bench: Bench, name: str) -> str:
     """Make an access token; return its secret."""
     secret = new_secret()
     digest = digest_of(secret).hex()
-    order = TokenRequest(id=f"id-{name}", name=name, digest=digest, scopes=["read"], kinds=["*"])
+    order = TokenRequest(id=new_id(name), name=name, digest=digest, scopes=["read"], kinds=["*"])
     await bench.engine.operations.change_token(Create(order))
     return secret
+
+
+def new_id(name: str) -> str:
+    return uuid.uuid5(uuid.NAMESPACE_OID, name).hex
 
 
 async def rotated(bench: Bench, name: str, *, overlap: float) -> str:
@@ -51,13 +57,13 @@ async def test_a_revoked_token_has_no_secret_any_longer_also_none_from_before(be
     await bench.engine.operations.change_token(Revoke("t"))
     assert [bench.engine.tokens.of_secret(secret) for secret in secrets] == [None, None]
     with pytest.raises(Refused, match="revoked"):
-        await bench.engine.operations.change_token(Rotate("id-t", RotateRequest(digest="ab" * 32)))
+        await bench.engine.operations.change_token(Rotate(new_id("t"), RotateRequest(digest="ab" * 32)))
 
 
 async def test_a_secret_is_of_one_token_also_if_it_is_that_from_before(bench: Bench) -> None:
     secret = await made(bench, "t")
     await rotated(bench, "t", overlap=60.0)
-    order = TokenRequest(id="other", name="o", digest=digest_of(secret).hex(), scopes=["operate"], kinds=["*"])
+    order = TokenRequest(id=new_id("o"), name="o", digest=digest_of(secret).hex(), scopes=["operate"], kinds=["*"])
     with pytest.raises(Refused, match="used before"):
         await bench.engine.operations.change_token(Create(order))
 
@@ -97,7 +103,7 @@ async def test_a_change_that_fails_is_not_in_the_log(bench: Bench) -> None:
     await made(bench, "t")
     with pytest.raises(Refused):
         await bench.engine.operations.change_token(
-            Create(TokenRequest(id="other", name="t", digest="ab" * 32, scopes=["read"], kinds=["*"])),
+            Create(TokenRequest(id=new_id("o"), name="t", digest="ab" * 32, scopes=["read"], kinds=["*"])),
             note=Note("token.create", target="t"),
         )
     assert (await bench.engine.queries.audit()).entries == []

@@ -17,11 +17,9 @@ Examples:
 
 @spoken
 def budget(
-    ttl: options.Ttl = None,
-    cycle: options.Cycle = None,
-    rate: options.Rate = None,
-    batch: options.Batch = None,
-    as_json: options.Json = False,  # noqa: FBT002 - a flag
+    *,
+    rhythm: options.Rhythm,
+    as_json: options.Json = False,
 ) -> None:
     """Print how the seconds of a lease add up.
 
@@ -29,7 +27,7 @@ def budget(
     given follow from the others; without any option leasekit's defaults are shown. Numbers that contradict one another
     are refused, with the one to change.
     """
-    heartbeats = options.heartbeats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+    heartbeats = rhythm.heartbeats()
     if as_json:
         sums = {name: getattr(heartbeats, name) for name in ("trust", "slack", "capacity", "outage_survived")}
         output.print_json(asdict(heartbeats) | sums)

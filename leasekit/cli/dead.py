@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,7 +17,7 @@ from leasekit.cli.status import show_task
 from leasekit.cli.tasks import print_tasks
 from leasekit.client import Client
 from leasekit.errors import ConfigError
-from leasekit.task import Purged, Redriven, Status, TaskInfo, Verdict
+from leasekit.task import Redriven, Status, TaskInfo, Verdict
 from leasekit.task.words import REDRIVABLE
 
 _BATCH = 200  # tasks of one call, whose verdicts are printed together
@@ -50,6 +51,10 @@ Examples:
 
 What = Annotated[str, typer.Argument(metavar="[ACTION]", help="list, show, redrive or purge.")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Of show, redrive and purge: the tasks.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="List or redrive at most this number; 0: all.")]
+Rate = Annotated[int | None, typer.Option(min=1, help="Redrive so many tasks a second, at most.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would go.")]
+Yes = Annotated[bool, typer.Option("--yes", help="With purge: remove them. Without it they are counted.")]
 
 
 @spoken
@@ -58,12 +63,10 @@ def dead(
     task_ids: Ids = None,
     *,
     wanted: Wanted,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="List or redrive at most this number; 0: all.")
-    ] = 1000,
-    rate: Annotated[int | None, typer.Option(min=1, help="Redrive so many tasks a second, at most.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing: show what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With purge: remove them. Without it they are counted.")] = False,
+    limit: Limit = 1000,
+    rate: Rate = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     service: options.Service,
     as_json: options.Json = False,
 ) -> None:
@@ -79,13 +82,11 @@ def dead(
             case "list":
                 _list(client, wanted, limit, as_json=as_json)
             case "show":
-                for task_id in ids:
-                    show_task(client, task_id, as_json=as_json)
+                _show(client, ids, as_json=as_json)
             case "redrive":
                 _redrive(client, ids, wanted, limit, rate=rate, dry_run=dry_run, as_json=as_json)
             case _:
-                purged = _purge(client, ids, wanted, removes=yes)
-                print_purged(purged, as_json=as_json, removed=yes, command="dead")
+                _purge(client, ids, wanted, removes=yes, as_json=as_json)
 
 
 def _check(what: str, ids: list[str], wanted: Wanted, *, dry_run: bool, yes: bool) -> None:
@@ -116,6 +117,11 @@ def _list(client: Client, wanted: Wanted, limit: int, *, as_json: bool) -> None:
         typer.echo("leasekit dead: there are more: raise --limit; 0 shows all", err=True)
 
 
+def _show(client: Client, ids: list[str], *, as_json: bool) -> None:
+    for task_id in ids:
+        show_task(client, task_id, as_json=as_json)
+
+
 def _listed(client: Client, wanted: Wanted) -> Iterator[TaskInfo]:
     cursor: str | None = None
     while True:
@@ -126,9 +132,10 @@ def _listed(client: Client, wanted: Wanted) -> Iterator[TaskInfo]:
             return
 
 
-def _purge(client: Client, ids: list[str], wanted: Wanted, *, removes: bool) -> Purged:
+def _purge(client: Client, ids: list[str], wanted: Wanted, *, removes: bool, as_json: bool) -> None:
     filters = Wanted() if ids else Wanted({"status": Status.DEAD} | wanted)
-    return client.purge(*ids, dry_run=not removes, **filters.filters)
+    purged = client.purge(*ids, dry_run=not removes, **filters.filters)
+    print_purged(purged, as_json=as_json, removed=removes, command="dead")
 
 
 def _redrive(
@@ -141,11 +148,9 @@ def _redrive(
     dry_run: bool,
     as_json: bool,
 ) -> None:
+    """Redrive, print a verdict for each task, and say what is left to do. Fails if a task cannot be redriven."""
     counts, last = Counter[str](), Redriven()
-
-    def some(*task_ids: str, **more: Any) -> Redriven:
-        return client.redrive(*task_ids, rate=rate, dry_run=dry_run, **more)
-
+    some = partial(client.redrive, rate=rate, dry_run=dry_run)
     left = limit or max(1, _count(client, wanted))
     for answer in _named(some, ids) if ids else _matching(some, left, wanted):
         last = answer

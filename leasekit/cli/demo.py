@@ -46,16 +46,21 @@ _INTRODUCTION = (
 )
 
 
+Directory = Annotated[
+    Path | None,
+    typer.Argument(exists=True, file_okay=False, help="Files to work on; default: the standard library's sources."),
+]
+Workers = Annotated[int, typer.Option(min=2, max=8, help="Worker processes; one of them is killed.")]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Keep the server at the end, for a look at the web console, until Ctrl-C.")
+]
+
+
 @spoken
 def demo(
-    directory: Annotated[
-        Path | None,
-        typer.Argument(exists=True, file_okay=False, help="Files to work on; default: the standard library's sources."),
-    ] = None,
-    workers: Annotated[int, typer.Option(min=2, max=8, help="Worker processes; one of them is killed.")] = 3,
-    keep: Annotated[  # noqa: FBT002 - a flag for typer
-        bool, typer.Option("--keep", help="Keep the server at the end, for a look at the web console, until Ctrl-C.")
-    ] = False,
+    directory: Directory = None,
+    workers: Workers = 3,
+    keep: Keep = False,  # noqa: FBT002 - a flag for typer
 ) -> None:
     """See long work survive a killed worker.
 
@@ -74,23 +79,27 @@ def demo(
         )
     console.print(_INTRODUCTION)
     with tempfile.TemporaryDirectory(prefix="leasekit-demo-") as home, Fleet(Path(home), workers) as fleet:
-        log = Path(home) / "runs.jsonl"
-        with leasekit.connect(fleet.url) as client:
-            _schedule(client, files, log, seconds=min(_LONGEST, _AIM * workers * _SLOTS / len(files)))
-            console.print(f"watch it in a browser: {fleet.url}/console")
-            console.print(f"{len(files)} tasks scheduled at {fleet.url}, {workers} workers, leases of {_TTL:g} s")
-            killed_at = _watch(console, client, fleet, log, total=len(files))
-            tasks = _all(client)
-        findings = check(tasks, read_log(log), killed_at=killed_at, ended=fleet.ended)
-        if len(tasks) != len(files) or not all(task.status is Status.SUCCESS for task in tasks):
-            findings.insert(
-                0, Finding(what="tasks that ended well", count=len(tasks), wrong=["not all did", fleet.log()])
-            )
+        findings = _run(console, fleet, files, Path(home) / "runs.jsonl")
         _print_summary(console, findings)
         if keep:
             _wait(console, fleet.url)
     if any(finding.wrong for finding in findings):
         raise typer.Exit(1)
+
+
+def _run(console: Console, fleet: Fleet, files: Sequence[Path], log: Path) -> list[Finding]:
+    """Have the files digested while a worker is killed, and check what came of it."""
+    workers = len(fleet.workers)
+    with leasekit.connect(fleet.url) as client:
+        _schedule(client, files, log, seconds=min(_LONGEST, _AIM * workers * _SLOTS / len(files)))
+        console.print(f"watch it in a browser: {fleet.url}/console")
+        console.print(f"{len(files)} tasks scheduled at {fleet.url}, {workers} workers, leases of {_TTL:g} s")
+        killed_at = _watch(console, client, fleet, log, total=len(files))
+        tasks = _all(client)
+    findings = check(tasks, read_log(log), killed_at=killed_at, ended=fleet.ended)
+    if len(tasks) != len(files) or not all(task.status is Status.SUCCESS for task in tasks):
+        findings.insert(0, Finding(what="tasks that ended well", count=len(tasks), wrong=["not all did", fleet.log()]))
+    return findings
 
 
 def _wait(console: Console, url: str) -> None:

@@ -53,16 +53,20 @@ def drop(
         raise typer.BadParameter("it contradicts --yes", param_hint="--dry-run")
     what, opens = gated(kind, collection), until_of(after, until)
     with connected(service) as client:
-        if not yes:
-            asks = not dry_run and sys.stdin.isatty() and output.on_terminal()
-            waiting = output.plain(f"leasekit drop: {_waiting(client, what)}")
-            typer.echo(f"{waiting}{'' if asks else ': --yes drops them when they are due'}", err=True)
-            if not asks or not typer.confirm("Drop them when they are due?", err=True):
-                return
+        if not yes and not _is_confirmed(client, what, may_ask=not dry_run):
+            return
         gate = client.drop(kind=what.kind, collection=what.collection, until=opens, reason=reason)
     if as_json:
         output.print_json(gate)
     typer.echo(f"leasekit drop: {spoken_of(gate)}", err=True)
+
+
+def _is_confirmed(client: Client, what: Gated, *, may_ask: bool) -> bool:
+    """Say how many tasks wait, ask on a terminal whether to drop them, and return the answer."""
+    asks = may_ask and sys.stdin.isatty() and output.on_terminal()
+    waiting = output.plain(f"leasekit drop: {_waiting(client, what)}")
+    typer.echo(f"{waiting}{'' if asks else ': --yes drops them when they are due'}", err=True)
+    return asks and typer.confirm("Drop them when they are due?", err=True)
 
 
 def _waiting(client: Client, what: Gated) -> str:

@@ -64,10 +64,7 @@ def flow(
 
     A flow is a graph of steps, each of which is a task of the kind flow:NAME.
     """
-    if what not in _ACTIONS:
-        raise typer.BadParameter(f"{what!r} is no action: use {', '.join(_ACTIONS)}", param_hint="ACTION")
-    if mermaid and what != "draw":
-        raise typer.BadParameter("it goes with draw", param_hint="--mermaid")
+    _check(what, mermaid=mermaid)
     if what == "draw":
         typer.echo(target.load(of, Flow).draw("mermaid" if mermaid else "text"))
         return
@@ -83,6 +80,14 @@ def flow(
             case _:
                 client.resume_flow(of)
                 _say(_found(client, of), as_json=as_json)
+
+
+def _check(what: str, *, mermaid: bool) -> None:
+    """Raise for an action that does not exist, or that the option does not go with."""
+    if what not in _ACTIONS:
+        raise typer.BadParameter(f"{what!r} is no action: use {', '.join(_ACTIONS)}", param_hint="ACTION")
+    if mermaid and what != "draw":
+        raise typer.BadParameter("it goes with draw", param_hint="--mermaid")
 
 
 def _newest(client: Client, name: str, limit: int) -> list[FlowInfo]:

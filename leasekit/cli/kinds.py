@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -71,16 +71,33 @@ Examples:
 """
 
 
+What = Annotated[str, typer.Argument(metavar="ACTION", help="list, show, set, reset or apply.")]
+Rest = Annotated[
+    list[str] | None, typer.Argument(metavar="ARG...", help="Of show, set and reset: the kind; of apply: a file.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="With apply: do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="With apply: only print what would change.")]
+Prune = Annotated[bool, typer.Option("--prune", help="With apply: reset kinds that are not in the file.")]
+
+
+class ApplyFlags(NamedTuple):
+    """How a file is applied: the command has the options that say it."""
+
+    yes: bool
+    dry_run: bool
+    prune: bool
+
+    @staticmethod
+    def named_by(*, yes: Yes = False, dry_run: DryRun = False, prune: Prune = False) -> "ApplyFlags":
+        return ApplyFlags(yes, dry_run, prune)
+
+
 @spoken
 def kinds(
-    what: Annotated[str, typer.Argument(metavar="ACTION", help="list, show, set, reset or apply.")] = "list",
-    rest: Annotated[
-        list[str] | None, typer.Argument(metavar="ARG...", help="Of show, set and reset: the kind; of apply: a file.")
-    ] = None,
+    what: What = "list",
+    rest: Rest = None,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="With apply: do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With apply: only print what would change.")] = False,
-    prune: Annotated[bool, typer.Option("--prune", help="With apply: reset kinds that are not in the file.")] = False,
+    flags: ApplyFlags,
     service: options.Service,
     as_json: options.Json = False,
 ) -> None:
@@ -90,9 +107,7 @@ def kinds(
     concurrency, rate, burst, those of keys, weight and aging at once, for all tasks of the kind.
     """
     arguments = rest or []
-    _check(what, arguments, has_flags=yes or dry_run or prune)
-    if yes and dry_run:
-        raise typer.BadParameter("it contradicts --yes", param_hint="--dry-run")
+    _check(what, arguments, flags)
     wanted = _read(arguments[0]) if what == "apply" else KindsFile({}, {})
     changes = _changes(arguments[1:]) if what == "set" else {}
     with connected(service) as client:
@@ -102,16 +117,14 @@ def kinds(
             case "show":
                 _print_one(arguments[0], client.kind(arguments[0]), as_json=as_json)
             case "set":
-                kind, old = arguments[0], _settings(client.kind(arguments[0]))
-                _refuse(contradictions(_without_removed({**old, **changes})))
-                _change(client, {kind: {**old, **changes}}, {kind: old})
+                _set(client, arguments[0], changes)
             case "reset":
                 _change(client, dict.fromkeys(arguments), _all(client))
             case _:
-                _apply(client, wanted, prune=prune, ask=not yes, only_print=dry_run)
+                _apply(client, wanted, flags)
 
 
-def _check(what: str, arguments: Sequence[str], *, has_flags: bool) -> None:
+def _check(what: str, arguments: Sequence[str], flags: ApplyFlags) -> None:
     """Raise for an action that does not exist, or that has not the arguments that it needs."""
     needs = {"list": (0, 0), "show": (1, 1), "set": (2, 99), "reset": (1, 1000), "apply": (1, 1)}
     if what not in needs:
@@ -120,8 +133,10 @@ def _check(what: str, arguments: Sequence[str], *, has_flags: bool) -> None:
     if not least <= len(arguments) <= most:
         usage = {"list": "", "show": " KIND", "set": " KIND NAME=VALUE...", "reset": " KIND...", "apply": " FILE"}[what]
         raise typer.BadParameter(f"write: leasekit kinds {what}{usage}", param_hint="ARG")
-    if has_flags and what != "apply":
+    if any(flags) and what != "apply":
         raise typer.BadParameter("it goes with apply", param_hint="--yes, --dry-run, --prune")
+    if flags.yes and flags.dry_run:
+        raise typer.BadParameter("it contradicts --yes", param_hint="--dry-run")
 
 
 def _changes(words: Sequence[str]) -> dict[str, Any]:
@@ -164,10 +179,18 @@ def _all(client: Client) -> dict[str, dict[str, Any]]:
     return {info.kind: _settings(info) for info in client.kinds()}
 
 
-def _apply(client: Client, wanted: KindsFile, *, prune: bool, ask: bool, only_print: bool) -> None:
+def _set(client: Client, kind: str, changes: Mapping[str, Any]) -> None:
+    """Change some settings of a kind. Fails if they contradict those that stay."""
+    old = _settings(client.kind(kind))
+    new = {**old, **changes}
+    _refuse(contradictions(_without_removed(new)))
+    _change(client, {kind: new}, {kind: old})
+
+
+def _apply(client: Client, wanted: KindsFile, flags: ApplyFlags) -> None:
     old = _all(client)
     new: dict[str, Mapping[str, Any] | None] = {**wanted.kinds}
-    if prune:
+    if flags.prune:
         new |= {kind: None for kind in old if kind not in wanted.kinds and Gated(kind, None) not in wanted.gates}
     gates = kinds_file.gate_changes(wanted.gates, client.gates()) if wanted.gates else []
     lines = [*_lines(new, old), *map(str, gates)]
@@ -175,9 +198,9 @@ def _apply(client: Client, wanted: KindsFile, *, prune: bool, ask: bool, only_pr
         output.print_line([line])
     if not lines:
         typer.echo("leasekit kinds: nothing changes", err=True)
-    elif only_print or (ask and not (sys.stdin.isatty() and output.on_terminal())):
+    elif flags.dry_run or (not flags.yes and not (sys.stdin.isatty() and output.on_terminal())):
         typer.echo(f"leasekit kinds: {len(lines)} would change: --yes changes them", err=True)
-    elif not ask or typer.confirm("Change them?", err=True):
+    elif flags.yes or typer.confirm("Change them?", err=True):
         for change in gates:  # a kind is closed before its settings change, and opened after that
             if change.new is not None:
                 kinds_file.change_gate(client, change)

@@ -148,14 +148,25 @@ def service(header: Sequence[str] | None, ca: str | None, proxy: str | None) -> 
     return {"headers": headers or None, "ca": ca, "proxy": proxy}
 
 
-def heartbeats(*, ttl: float | None, cycle: float | None, rate: float | None, batch: int | None) -> Heartbeats:
-    """Return the heartbeat settings of these options. Raises `ConfigError` if they contradict one another."""
-    asked = {name: value for name, value in (("cycle", cycle), ("rate", rate), ("batch", batch)) if value is not None}
-    return replace(Heartbeats() if ttl is None else Heartbeats().for_ttl(ttl), **asked)  # type: ignore[arg-type]
+class Rhythm(NamedTuple):
+    """The heartbeat settings of a command: one with a parameter of this type has the options that say them."""
 
+    ttl: float | None
+    cycle: float | None
+    rate: float | None
+    batch: int | None
 
-def rhythm(*, ttl: float | None, cycle: float | None, rate: float | None, batch: int | None) -> Heartbeats | None:
-    """Return what `heartbeats` returns, or None if none of the options is given."""
-    if ttl is cycle is rate is batch is None:
-        return None
-    return heartbeats(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+    @staticmethod
+    def named_by(*, ttl: Ttl = None, cycle: Cycle = None, rate: Rate = None, batch: Batch = None) -> "Rhythm":
+        return Rhythm(ttl, cycle, rate, batch)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any of the options is given."""
+        return any(value is not None for value in self)
+
+    def heartbeats(self) -> Heartbeats:
+        """Return the settings. Raises `ConfigError` if the options contradict one another."""
+        settings = Heartbeats() if self.ttl is None else Heartbeats().for_ttl(self.ttl)
+        asked = {name: value for name, value in self._asdict().items() if name != "ttl" and value is not None}
+        return replace(settings, **asked)

@@ -9,6 +9,7 @@ from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.schedule import json_value
 from leasekit.cli.service import connected
+from leasekit.client import Client
 from leasekit.errors import ConfigError, LeasekitError
 from leasekit.periodic import Overlap, PeriodicInfo, PeriodicTask
 
@@ -70,24 +71,38 @@ Key = Annotated[str | None, typer.Option(help="With set: the key of its tasks.")
 Priority = Annotated[int | None, typer.Option(min=0, max=4, help="With set: 0 is the most urgent. Default: 2.")]
 
 
+class Settings(dict[str, Any]):
+    """What *set* says of a periodic task: the command has the options that say it."""
+
+    @staticmethod
+    def named_by(
+        *,
+        kind: Kind = None,
+        payload: Payload = None,
+        cron: Cron = None,
+        tz: Zone = None,
+        every: Every = None,
+        overlap: Overlaps = None,
+        catch_up: CatchUp = None,
+        jitter: Jitter = None,
+        start_deadline: Deadline = None,
+        collection: Collection = None,
+        tags: Tags = None,
+        key: Key = None,
+        priority: Priority = None,
+    ) -> "Settings":
+        given = Settings({name: value for name, value in locals().items() if value not in (None, [])})
+        if payload is not None:
+            given["payload"] = json_value(payload)
+        return given
+
+
 @spoken
 def periodic(
     what: What = "list",
     name: Name = None,
     *,
-    kind: Kind = None,
-    payload: Payload = None,
-    cron: Cron = None,
-    tz: Zone = None,
-    every: Every = None,
-    overlap: Overlaps = None,
-    catch_up: CatchUp = None,
-    jitter: Jitter = None,
-    start_deadline: Deadline = None,
-    collection: Collection = None,
-    tags: Tags = None,
-    key: Key = None,
-    priority: Priority = None,
+    settings: Settings,
     service: options.Service,
     as_json: options.Json = False,
 ) -> None:
@@ -95,15 +110,7 @@ def periodic(
 
     Each firing makes one task, with the id NAME@INSTANT. A change holds from then on, and makes no firing of the past.
     """
-    given: dict[str, Any] = {
-        "kind": kind, "cron": cron, "tz": tz, "every": every, "overlap": overlap, "catch_up": catch_up,
-        "jitter": jitter, "start_deadline": start_deadline, "collection": collection, "tags": tags or None, "key": key,
-        "priority": priority,
-    }  # fmt: skip
-    chosen = {option: value for option, value in given.items() if value is not None}
-    if payload is not None:
-        chosen["payload"] = json_value(payload)
-    of = _checked(what, name, chosen)
+    of = _checked(what, name, settings)
     with connected(service, may_create=what == "set") as client:
         match what:
             case "list":
@@ -111,17 +118,25 @@ def periodic(
             case "show":
                 _print_one(of, client.get_periodic(of), as_json=as_json)
             case "set":
-                _say(client.set_periodic(of, _task(chosen)), as_json=as_json)
+                _say(client.set_periodic(of, _task(settings)), as_json=as_json)
             case "pause":
                 _say(client.pause_periodic(of), as_json=as_json)
             case "resume":
                 _say(client.resume_periodic(of), as_json=as_json)
             case "trigger":
-                scheduled = client.trigger_periodic(of)
-                output.print_json(scheduled) if as_json else output.print_line([scheduled.id])
+                _trigger(client, of, as_json=as_json)
             case _:
-                client.delete_periodic(of)
-                typer.echo(output.plain(f"leasekit periodic: there is no {of!r} any more; its tasks stay"), err=True)
+                _delete(client, of)
+
+
+def _trigger(client: Client, name: str, *, as_json: bool) -> None:
+    scheduled = client.trigger_periodic(name)
+    output.print_json(scheduled) if as_json else output.print_line([scheduled.id])
+
+
+def _delete(client: Client, name: str) -> None:
+    client.delete_periodic(name)
+    typer.echo(output.plain(f"leasekit periodic: there is no {name!r} any more; its tasks stay"), err=True)
 
 
 def _checked(what: str, name: str | None, chosen: dict[str, Any]) -> str:

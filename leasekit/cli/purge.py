@@ -9,7 +9,7 @@ from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected
 from leasekit.named import PREFIXES
-from leasekit.task import Purged, Status
+from leasekit.task import Purged, Status, Vacuumed
 
 EXAMPLES = """\b
 Without --yes nothing is removed: the command prints what would be. A line for
@@ -65,10 +65,14 @@ def purge(
         purged = client.purge(kind=kind, status=status, older_than=older_than, dry_run=not yes)
         print_purged(purged, as_json=as_json, removed=yes)
         if vacuum:
-            space = client.vacuum()
-            left = f"; {space.left:,} bytes are still free in it" if space.left else ""
-            now = f"is {space.freed:,} bytes smaller" if space.freed else "keeps its size: no space was given back"
-            typer.echo(f"leasekit purge: the file {now}{left}", err=True)
+            _print_space(client.vacuum())
+
+
+def _print_space(space: Vacuumed) -> None:
+    """Print how much smaller the file of a store has become."""
+    left = f"; {space.left:,} bytes are still free in it" if space.left else ""
+    now = f"is {space.freed:,} bytes smaller" if space.freed else "keeps its size: no space was given back"
+    typer.echo(f"leasekit purge: the file {now}{left}", err=True)
 
 
 def print_purged(purged: Purged, *, as_json: bool, removed: bool, command: str = "purge") -> None:

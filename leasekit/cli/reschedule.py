@@ -1,5 +1,6 @@
 """`leasekit reschedule`: change when waiting tasks are due, or how urgent they are."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from leasekit.cli.bulk import DryRun, Token, is_bulk, print_matched
 from leasekit.cli.errors import fail, sentence, spoken
 from leasekit.cli.selection import Wanted
 from leasekit.cli.service import connected
+from leasekit.client import Client
 from leasekit.errors import Refused
 
 EXAMPLES = """\b
@@ -40,6 +42,18 @@ Now = Annotated[bool, typer.Option("--now", help="They are due now.")]
 Priority = Annotated[int | None, typer.Option(min=0, max=4, help="0 is the most urgent.")]
 
 
+class Change(dict[str, Any]):
+    """What changes, as `Client.reschedule` takes it: the command has the options that say it."""
+
+    @staticmethod
+    def named_by(*, at: At = None, delay: Delay = None, now: Now = False, priority: Priority = None) -> "Change":
+        if [at is not None, delay is not None, now].count(True) > 1:
+            raise typer.BadParameter("--at, --in and --now say when: give one of them", param_hint="--at, --in, --now")
+        if at is None and delay is None and not now and priority is None:
+            raise typer.BadParameter("say what changes: --at, --in, --now or --priority", param_hint="--now")
+        return Change({"at": at, "delay": 0 if now else delay, "priority": priority})
+
+
 @spoken
 def reschedule(
     task_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="The tasks.")] = None,
@@ -47,10 +61,7 @@ def reschedule(
     wanted: Wanted,
     dry_run: DryRun = False,
     token: Token = None,
-    at: At = None,
-    delay: Delay = None,
-    now: Now = False,
-    priority: Priority = None,
+    change: Change,
     service: options.Service,
     as_json: options.Json = False,
 ) -> None:
@@ -58,27 +69,29 @@ def reschedule(
 
     A task that is due still waits for its turn: behind a closed gate, for the tasks that it runs after, at a limit.
     """
-    if [at is not None, delay is not None, now].count(True) > 1:
-        raise typer.BadParameter("--at, --in and --now say when: give one of them", param_hint="--at, --in, --now")
-    if at is None and delay is None and not now and priority is None:
-        raise typer.BadParameter("say what changes: --at, --in, --now or --priority", param_hint="--now")
-    ids, refused = task_ids or [], list[str]()
-    to: Any = {"at": at, "delay": 0 if now else delay, "priority": priority}
+    ids = task_ids or []
     with connected(service) as client:
         if is_bulk("reschedule", ids, wanted, dry_run=dry_run, token=token):
-            matched = client.reschedule_matching(token=token, **to, **wanted.filters)
+            matched = client.reschedule_matching(token=token, **change, **wanted.filters)
             print_matched(matched, "reschedule", wanted, as_json=as_json, is_dry=dry_run)
-        for task_id in ids:
-            try:
-                changed = client.reschedule(task_id, **to)
-            except Refused as error:
-                refused.append(sentence(error))
-                continue
-            if as_json:
-                output.print_json(changed)
-            else:
-                output.print_line([changed.id, output.moment(changed.at), str(changed.priority)])
+        refused = _reschedule(client, ids, change, as_json=as_json)
     for why in refused[:-1]:
         typer.echo(f"leasekit reschedule: {why}", err=True)
     if refused:
         fail("reschedule", refused[-1])
+
+
+def _reschedule(client: Client, ids: Sequence[str], change: Change, *, as_json: bool) -> list[str]:
+    """Reschedule these tasks one by one, print what has changed, and return why the others were refused."""
+    refused = list[str]()
+    for task_id in ids:
+        try:
+            changed = client.reschedule(task_id, **change)
+        except Refused as error:
+            refused.append(sentence(error))
+            continue
+        if as_json:
+            output.print_json(changed)
+        else:
+            output.print_line([changed.id, output.moment(changed.at), str(changed.priority)])
+    return refused

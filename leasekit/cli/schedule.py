@@ -102,32 +102,60 @@ Timeout = Annotated[float | None, typer.Option(min=0, help="Seconds to wait at m
 RetryFor = Annotated[float, typer.Option(min=0, help="Seconds to go on trying while the service is away.")]
 
 
+class TaskOptions(dict[str, Any]):
+    """The options of the task, as `Client.schedule` takes them: the command has the options that say them."""
+
+    @staticmethod
+    def named_by(
+        *,
+        task_id: TaskId = None,
+        priority: Priority = None,
+        at: At = None,
+        delay: Delay = None,
+        start_deadline: StartDeadline = None,
+        after: After = None,
+        dedupe_key: DedupeKey = None,
+        dedupe_scope: DedupeScope = "kept",
+        debounce: Debounce = None,
+        collection: Collection = None,
+        tags: Tags = None,
+        requires: Requires = None,
+        key: Key = None,
+        max_attempts: MaxAttempts = None,
+        retry_wait: RetryWait = None,
+        max_crashes: MaxCrashes = None,
+        max_runtime: MaxRuntime = None,
+        claim_timeout: ClaimTimeout = None,
+        heartbeat_timeout: HeartbeatTimeout = None,
+        expiry: Expiry = None,
+    ) -> "TaskOptions":
+        return TaskOptions(_for_client({name: value for name, value in locals().items() if value not in (None, [])}))
+
+
+def _for_client(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are given, by the names and with the values of `Client.schedule`."""
+    if "at" in given and "delay" in given:
+        raise typer.BadParameter("--at and --in both say when: give one of them", param_hint="--in")
+    if given["dedupe_scope"] == "kept":
+        del given["dedupe_scope"]
+    if "task_id" in given:
+        given["id"] = given.pop("task_id")
+    if "requires" in given:
+        given["requires"] = options.labels(given["requires"])
+    if "retry_wait" in given:
+        given["retry"] = FixedDelays(waits=given.pop("retry_wait"))
+    if given.get("max_attempts") == _NO_LIMIT:
+        given["max_attempts"] = None
+    return given
+
+
 @spoken
 def schedule(
     kind: Kind,
     payload: Payload = "null",
     *,
     service: options.Service,
-    task_id: TaskId = None,
-    priority: Priority = None,
-    at: At = None,
-    delay: Delay = None,
-    start_deadline: StartDeadline = None,
-    after: After = None,
-    dedupe_key: DedupeKey = None,
-    dedupe_scope: DedupeScope = "kept",
-    debounce: Debounce = None,
-    collection: Collection = None,
-    tags: Tags = None,
-    requires: Requires = None,
-    key: Key = None,
-    max_attempts: MaxAttempts = None,
-    retry_wait: RetryWait = None,
-    max_crashes: MaxCrashes = None,
-    max_runtime: MaxRuntime = None,
-    claim_timeout: ClaimTimeout = None,
-    heartbeat_timeout: HeartbeatTimeout = None,
-    expiry: Expiry = None,
+    task: TaskOptions,
     wait: Wait = False,
     timeout: Timeout = None,
     retry_for: RetryFor = 0,
@@ -137,27 +165,12 @@ def schedule(
 
     When the command returns, the task is durable. Scheduling the same id or dedupe key again makes no second task.
     """
-    if at is not None and delay is not None:
-        raise typer.BadParameter("--at and --in both say when: give one of them", param_hint="--in")
     if timeout is not None and not wait:
         raise typer.BadParameter("it limits --wait, which is not given", param_hint="--timeout")
-    given = {
-        "id": task_id, "dedupe_key": dedupe_key, "debounce": debounce,
-        "dedupe_scope": None if dedupe_scope == "kept" else dedupe_scope,
-        "collection": collection, "tags": tags or None, "key": key, "at": at, "delay": delay,
-        "requires": options.labels(requires) or None,
-        "start_deadline": start_deadline,
-        "after": after or None, "retry": FixedDelays(waits=retry_wait) if retry_wait else None,
-        "max_crashes": max_crashes, "max_runtime": max_runtime, "claim_timeout": claim_timeout,
-        "heartbeat_timeout": heartbeat_timeout, "priority": priority, "expiry": expiry, "max_attempts": max_attempts,
-    }  # fmt: skip
-    chosen: Any = {name: value for name, value in given.items() if value is not None}
-    if max_attempts == _NO_LIMIT:
-        chosen["max_attempts"] = None
     value = json_value(payload)
     with connected(service, retry_for=retry_for, may_create=True) as client:
         created = missing_file(client.url)
-        scheduled = client.schedule(kind, value, **chosen)
+        scheduled = client.schedule(kind, value, **task)
         if created:
             typer.echo(f"leasekit schedule: created a new store: {created}", err=True)
         _print_scheduled(scheduled, wait=wait, as_json=as_json)

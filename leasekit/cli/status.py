@@ -53,22 +53,28 @@ def status(
     """
     with connected(service) as client:
         view = _Task(client, task_id) if task_id is not None else _Overview(client)
-        if not watch:
+        if watch:
+            _watch(view, every=interval, as_json=as_json)
+        else:
             view.look()
             _show(view, as_json=as_json)
-        elif as_json or not output.on_terminal():
-            for _ in groupby(looks(view.look, every=interval), _without_lease_end):  # once for each change
-                _show(view, as_json=as_json)
+
+
+def _watch(view: "_Task | _Overview", *, every: float, as_json: bool) -> None:
+    """Show what changes until it is over. Raises `Exit` if that is a task which did not end as a success."""
+    if as_json or not output.on_terminal():
+        for _ in groupby(looks(view.look, every=every), _without_lease_end):  # once for each change
+            _show(view, as_json=as_json)
+            if view.is_over:
+                break
+    else:
+        with output.live() as screen:
+            for _ in looks(view.look, every=every):
+                screen.update(view.picture(), refresh=True)
                 if view.is_over:
                     break
-        else:
-            with output.live() as screen:
-                for _ in looks(view.look, every=interval):
-                    screen.update(view.picture(), refresh=True)
-                    if view.is_over:
-                        break
-        if watch and view.failed:
-            raise typer.Exit(FAILED)
+    if view.failed:
+        raise typer.Exit(FAILED)
 
 
 def show_task(client: Client, task_id: str, *, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -13,6 +13,7 @@ from leasekit.cli import options, output, selection
 from leasekit.cli.errors import spoken
 from leasekit.cli.service import connected, looks
 from leasekit.cli.tail import Tail
+from leasekit.client import Client
 from leasekit.task import Page, Status, TaskInfo
 
 if TYPE_CHECKING:
@@ -87,17 +88,46 @@ Wide = Annotated[
 ]
 
 
+class Filters(NamedTuple):
+    """Which tasks are listed: the command has the options that say it."""
+
+    kind: str | None
+    statuses: Sequence[Status]
+    begin: datetime | None
+    collection: str | None
+    tags: Sequence[str]
+    worker: str | None
+    root: str | None
+
+    @staticmethod
+    def named_by(
+        *,
+        kind: Kind = None,
+        status: Statuses = None,
+        since: Since = None,
+        collection: Collection = None,
+        tags: Tags = None,
+        worker: Worker = None,
+        root: Root = None,
+    ) -> "Filters":
+        begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
+        return Filters(kind, _statuses(status or []), begin, collection, tags or (), worker, root)
+
+    def is_recent(self, task: TaskInfo) -> bool:
+        """Return whether the last change of a task is not too long ago."""
+        return self.begin is None or _last_change(task) >= self.begin
+
+    def match_changed(self, task: TaskInfo) -> bool:
+        """Return whether a followed task is shown: the service lists others too, so that each change is seen."""
+        is_in_status = not self.statuses or task.status in self.statuses
+        return is_in_status and self.worker in (None, task.worker) and self.is_recent(task)
+
+
 @spoken
 def tasks(
     *,
     service: options.Service,
-    kind: Kind = None,
-    status: Statuses = None,
-    since: Since = None,
-    collection: Collection = None,
-    tags: Tags = None,
-    worker: Worker = None,
-    root: Root = None,
+    filters: Filters,
     limit: Limit = 100,
     follow: Follow = False,
     newest: Newest = False,
@@ -110,39 +140,25 @@ def tasks(
     Oldest first, unless --newest says otherwise. With --follow the command goes on until Ctrl-C, and the limit is for
     the tasks that exist already.
     """
-    statuses = _statuses(status or [])
-    begin = None if since is None else datetime.now(UTC) - timedelta(seconds=since)
-
-    def is_recent(task: TaskInfo) -> bool:
-        return begin is None or _last_change(task) >= begin
-
     with connected(service) as client:
         if follow:
-            if root is not None:
-                raise typer.BadParameter("goes without --follow", param_hint="--root")
-
-            # Filtered here: the service lists other tasks too, so that every change is seen.
-            def wanted(task: TaskInfo) -> bool:
-                return is_recent(task) and (not statuses or task.status in statuses) and worker in (None, task.worker)
-
-            listed = partial(client.list_tasks, kind=kind, collection=collection, tags=tags or ())
-            _follow(listed, wanted, limit=limit, every=interval, as_json=as_json)
+            _follow(client, filters, limit=limit, every=interval, as_json=as_json)
             return
-        chosen = partial(
-            client.list_tasks,
-            kind=kind,
-            collection=collection,
-            tags=tags or (),
-            worker=worker,
-            root=root,
-            newest=newest,
-        )
-        listings = [all_tasks(partial(_page, partial(chosen, status=one))) for one in statuses or (None,)]
-        found = filter(is_recent, heapq.merge(*listings, key=_scheduled_at, reverse=newest))
-        ended = bool(statuses) and all(one.ended for one in statuses)
+        found = _listed(client, filters, newest=newest)
+        ended = bool(filters.statuses) and all(status.ended for status in filters.statuses)
         print_tasks(found if limit == 0 else islice(found, limit), ended=ended, as_json=as_json, wide=wide)
         if next(found, None) is not None:
             typer.echo("leasekit tasks: there are more: raise --limit; 0 shows all", err=True)
+
+
+def _listed(client: Client, filters: Filters, *, newest: bool) -> Iterator[TaskInfo]:
+    """Yield the tasks that match, in order: the service lists those of one status at a time."""
+    kind, statuses, _, collection, tags, worker, root = filters
+    chosen = partial(
+        client.list_tasks, kind=kind, collection=collection, tags=tags, worker=worker, root=root, newest=newest
+    )
+    listings = [all_tasks(partial(_page, partial(chosen, status=status))) for status in statuses or (None,)]
+    return filter(filters.is_recent, heapq.merge(*listings, key=_scheduled_at, reverse=newest))
 
 
 def _page(listed: Callable[..., Page], cursor: str | None, size: int) -> Page:
@@ -235,27 +251,31 @@ def progress_age(task: TaskInfo) -> str:
     return output.ago(task.progress_at) if task.progress_at >= task.claimed_at else ""
 
 
-def _follow(
-    listed: Callable[..., Page],
-    wanted: Callable[[TaskInfo], bool],
-    *,
-    limit: int,
-    every: float,
-    as_json: bool,
-) -> None:
+def _follow(client: Client, filters: Filters, *, limit: int, every: float, as_json: bool) -> None:
+    """Print tasks as they change, until Ctrl-C."""
+    if filters.root is not None:
+        raise typer.BadParameter("goes without --follow", param_hint="--root")
+    listed = partial(client.list_tasks, kind=filters.kind, collection=filters.collection, tags=filters.tags)
     tail = Tail(lambda cursor: listed(cursor=cursor, limit=_PAGE))
-    shown, console = False, output.console()
-    if not as_json and output.on_terminal():
-        console.print(output.styled(_followed_line(list(_FOLLOWED), width=console.width), "bold"), soft_wrap=True)
+    show, shown = _printer(as_json=as_json), False
     for changed in looks(tail.look, every=every):
-        matching = [task for task in changed if wanted(task)]
+        matching = [task for task in changed if filters.match_changed(task)]
         for task in matching if shown or limit == 0 else matching[-limit:]:
-            if as_json or not output.on_terminal():
-                _print_one(task, as_json=as_json)
-            else:
-                line = _followed_line(output.task_fields(task), width=console.width)
-                console.print(output.styled(line, output.STYLES.get(task.status, "")), soft_wrap=True)
+            show(task)
         shown = True
+
+
+def _printer(*, as_json: bool) -> Callable[[TaskInfo], None]:
+    """Return what prints a task that is followed; on a terminal, print a header first."""
+    if as_json or not output.on_terminal():
+        return partial(_print_one, as_json=as_json)
+    console = output.console()
+
+    def show(fields: Sequence[object], style: str) -> None:
+        console.print(output.styled(_followed_line(fields, width=console.width), style), soft_wrap=True)
+
+    show(list(_FOLLOWED), "bold")
+    return lambda task: show(output.task_fields(task), output.STYLES.get(task.status, ""))
 
 
 _FOLLOWED = {"id": 36, "kind": 16, "status": 17, "try": 3, "due": 25, "worker": 40}

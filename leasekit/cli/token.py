@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
@@ -73,14 +73,25 @@ Store = Annotated[
 ]
 
 
+class Grant(NamedTuple):
+    """What a new token may do, and until when: the command has the options that say it."""
+
+    scopes: Sequence[Scope]
+    kinds: Sequence[str]
+    expires_at: datetime | None
+
+    @staticmethod
+    def named_by(*, scope: Scopes = None, kind: Kinds = None, expires: Expires = None) -> "Grant":
+        at = None if expires is None else datetime.now(UTC) + timedelta(seconds=expires)
+        return Grant(cast("list[Scope]", scope or []), kind or ["*"], at)
+
+
 @spoken
 def token(
     what: What = "list",
     name: Name = None,
     *,
-    scope: Scopes = None,
-    kind: Kinds = None,
-    expires: Expires = None,
+    grant: Grant,
     overlap: Overlap = None,
     out: Out = None,
     store: Store = None,
@@ -91,9 +102,8 @@ def token(
 
     A server whose store has a token, or that listens to other machines, takes no request without one.
     """
-    of = _checked(what, name, scope)
-    service = service if store is None else options.Service(store, {})
-    with connected(service, may_create=what == "create") as client:
+    of = _checked(what, name, grant.scopes)
+    with connected(service if store is None else options.Service(store, {}), may_create=what == "create") as client:
         match what:
             case "list":
                 _print_all(client.tokens(), as_json=as_json)
@@ -104,22 +114,21 @@ def token(
             case "rotate":
                 _hand_out(client.rotate_token(of, overlap=overlap or 0.0), out, as_json=as_json)
             case _:
-                at = None if expires is None else datetime.now(UTC) + timedelta(seconds=expires)
-                made = client.create_token(of, scopes=cast("list[Scope]", scope), kinds=kind or ["*"], expires_at=at)
+                made = client.create_token(of, scopes=grant.scopes, kinds=grant.kinds, expires_at=grant.expires_at)
                 _hand_out(made, out, as_json=as_json)
 
 
-def _checked(what: str, name: str | None, scope: Sequence[str] | None) -> str:
+def _checked(what: str, name: str | None, scopes: Sequence[str]) -> str:
     """Return the name; raise `BadParameter` for an unknown action, or one with the wrong arguments."""
     if what not in _ACTIONS:
         raise typer.BadParameter(f"{what!r} is no action: use {', '.join(_ACTIONS)}", param_hint="ACTION")
     if (what == "list") is not (name is None):
         usage = "list" if what == "list" else f"{what} NAME"
         raise typer.BadParameter(f"write: leasekit token {usage}", param_hint="NAME")
-    if (what == "create") is not bool(scope):
+    if (what == "create") is not bool(scopes):
         needs = f"say what it may do: {', '.join(SCOPES)}" if what == "create" else "it is for create only"
         raise typer.BadParameter(needs, param_hint="--scope")
-    if unknown := [one for one in scope or () if one not in SCOPES]:
+    if unknown := [one for one in scopes if one not in SCOPES]:
         raise typer.BadParameter(f"{unknown[0]!r} is no scope: use {', '.join(SCOPES)}", param_hint="--scope")
     return name or ""
 

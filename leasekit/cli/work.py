@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import typer
 
@@ -16,6 +16,7 @@ from leasekit._worker.supervisor_link import attach
 from leasekit.cli import options
 from leasekit.cli.errors import spoken
 from leasekit.cli.target import Target, load
+from leasekit.client import ServiceOptions
 from leasekit.errors import ConfigError
 from leasekit.worker import Worker
 
@@ -104,25 +105,59 @@ LogLevel = Annotated[
 LogFormat = Annotated[Literal["text", "json"], typer.Option(help="Lines for people, or a JSON object a line.")]
 
 
+class Source(NamedTuple):
+    """Where the tasks of the worker are: the command has the options that say it."""
+
+    url: str | None
+    """None: where the worker's code or the environment says."""
+    service: ServiceOptions
+
+    @staticmethod
+    def named_by(
+        *,
+        backend: Backend = None,
+        token_file: options.TokenFile = None,
+        header: options.Header = None,
+        ca: options.Ca = None,
+        cert: options.Cert = None,
+        proxy: options.Proxy = None,
+        plain_http: options.PlainHttp = False,
+        queue: Queue = None,
+    ) -> "Source":
+        _, given = options.Service.named_by(
+            backend=backend or os.environ.get("LEASEKIT_URL") or "",
+            token_file=token_file,
+            header=header,
+            ca=ca,
+            cert=cert,
+            proxy=proxy,
+            plain_http=plain_http,
+        )
+        return Source(backend, {**given, "queue": queue})
+
+
+class Limits(NamedTuple):
+    """How much runs at once, and how long a stop takes: the command has the options that say it."""
+
+    concurrency: int | None
+    drain_grace: float | None
+    drain_timeout: float | None
+
+    @staticmethod
+    def named_by(
+        *, concurrency: Concurrency = None, drain_grace: DrainGrace = None, drain_timeout: DrainTimeout = None
+    ) -> "Limits":
+        return Limits(concurrency, drain_grace, drain_timeout)
+
+
 @spoken
 def work(
     target: Target,
-    backend: Backend = None,
-    token_file: options.TokenFile = None,
-    header: options.Header = None,
-    ca: options.Ca = None,
-    cert: options.Cert = None,
-    proxy: options.Proxy = None,
-    plain_http: options.PlainHttp = False,  # noqa: FBT002 - a flag
-    queue: Queue = None,
+    *,
+    source: Source,
     label: Labels = None,
-    ttl: options.Ttl = None,
-    cycle: options.Cycle = None,
-    rate: options.Rate = None,
-    batch: options.Batch = None,
-    concurrency: Concurrency = None,
-    drain_grace: DrainGrace = None,
-    drain_timeout: DrainTimeout = None,
+    rhythm: options.Rhythm,
+    limits: Limits,
     spool: Spool = None,
     supervise: Supervise = None,
     health: Health = None,
@@ -141,11 +176,22 @@ def work(
     'leasekit budget' shows what the numbers mean.
     """
     _log_to_stderr(log_level, log_format)
-    if backend is not None:
-        os.environ["LEASEKIT_URL"] = backend  # for the supervisor, and for clients that the module makes by itself
+    _hand_to_supervisor(source.url, supervise=supervise)
+    heartbeats = rhythm.heartbeats() if rhythm.is_given else None
+    worker = _prepared(target, label, health, spool)
+    worker.run(url=source.url, heartbeats=heartbeats, **limits._asdict(), **source.service)
+
+
+def _hand_to_supervisor(url: str | None, *, supervise: bool | None) -> None:
+    """Have the worker run below a supervisor, and exit as that does; return at once if this is the worker itself."""
+    if url is not None:
+        os.environ["LEASEKIT_URL"] = url  # for the supervisor, and for clients that the module makes by itself
     if not attach() and _must_supervise(supervise):
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
-    heartbeats = options.rhythm(ttl=ttl, cycle=cycle, rate=rate, batch=batch)
+
+
+def _prepared(target: str, label: list[str] | None, health: str | None, spool: str | None) -> Worker:
+    """Return the worker of the module, with its labels and its spool, and answering probes if it is to."""
     worker = load(target, Worker)
     worker.labels |= options.labels(label)
     if health is not None:
@@ -155,19 +201,7 @@ def work(
     gc.freeze()  # what is loaded by now stays: scanning it for garbage would stop all threads, again and again
     if spool is not None or worker.spool is None:
         worker.spool = _spool(spool)
-    service = options.service(header, ca, proxy)
-    url = backend or os.environ.get("LEASEKIT_URL") or ""
-    token = options.read_token(token_file) if token_file is not None and url.startswith("http") else None
-    service["token"], service["cert"], service["plain_http"] = token, cert, plain_http or None
-    service["queue"] = queue
-    worker.run(
-        url=backend,
-        heartbeats=heartbeats,
-        concurrency=concurrency,
-        drain_grace=drain_grace,
-        drain_timeout=drain_timeout,
-        **service,
-    )
+    return worker
 
 
 def _log_to_stderr(level: str, form: str) -> None:

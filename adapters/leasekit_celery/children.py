@@ -127,27 +127,7 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             state.task_ready(self)
             return self.reject(requeue=False)
         if not return_ok and notes is not None:  # else the pool process has reported the failure, and ended its lease
-            self._note, lost_at, self._stage = self._find_note() or (None, math.inf, Stage.BEGUN)
-            error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
-            self._ended_by = safe_repr(error)
-            if isinstance(error, TimeLimitExceeded) and self._stage is Stage.ENDED:
-                what = "has ended, and its time limit was over before its lease was settled: it may run again"
-                logger.warning("task %s %s", self.id, what)
-                self._has_ended = True
-                exc_info = _as_raised(Ignore())
-            elif isinstance(error, TimeLimitExceeded) and self._outlives_limit():
-                what = "while its worker was shut down" if state.should_terminate else "before it had a lease"
-                logger.warning("task %s is delivered again: its time limit was over %s", self.id, what)
-                exc_info = _as_raised(Reject(f"its time limit was over {what}", requeue=True))
-            self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
-            if isinstance(error, WorkerLostError) and (why := self._explain_loss(lost_at)) is not None:
-                what = "is delivered again" if self.task.acks_late else "has failed"
-                logger.warning("task %s %s: %s", self.id, what, why)
-                self._note = None  # the lease is no longer this worker's
-                if self.task.acks_late:
-                    exc_info = _as_raised(Reject("its lease was lost", requeue=True))
-            elif isinstance(error, WorkerLostError) or not isinstance(error, Exception):
-                self._has_given_back = self._note is None and self._is_leased
+            exc_info = self._judged(exc_info)
         self._stores_failure, is_stored = True, False
         try:
             answer = super().on_failure(exc_info, return_ok=return_ok, **options)
@@ -176,6 +156,30 @@ class LeasedRequest(Request):  # type: ignore[misc]  # celery has no types
             return True
         except Exception:  # noqa: BLE001 - whatever its result backend raises
             return False
+
+    def _judged(self, exc_info: Any) -> Any:
+        """Note what has ended the pool process; return the failure, or what Celery must deal with in its place."""
+        self._note, lost_at, self._stage = self._find_note() or (None, math.inf, Stage.BEGUN)
+        error = getattr(exc_info.exception, "exc", exc_info.exception)  # it may be wrapped
+        self._ended_by = safe_repr(error)
+        self._is_dead = not isinstance(error, TimeLimitExceeded)  # at a time limit it is killed just after this
+        if isinstance(error, TimeLimitExceeded) and self._stage is Stage.ENDED:
+            what = "has ended, and its time limit was over before its lease was settled: it may run again"
+            logger.warning("task %s %s", self.id, what)
+            self._has_ended = True
+            return _as_raised(Ignore())
+        if isinstance(error, TimeLimitExceeded) and self._outlives_limit():
+            what = "while its worker was shut down" if state.should_terminate else "before it had a lease"
+            logger.warning("task %s is delivered again: its time limit was over %s", self.id, what)
+            return _as_raised(Reject(f"its time limit was over {what}", requeue=True))
+        if isinstance(error, WorkerLostError) and (why := self._explain_loss(lost_at)) is not None:
+            what = "is delivered again" if self.task.acks_late else "has failed"
+            logger.warning("task %s %s: %s", self.id, what, why)
+            self._note = None  # the lease is no longer this worker's
+            return _as_raised(Reject("its lease was lost", requeue=True)) if self.task.acks_late else exc_info
+        if isinstance(error, WorkerLostError) or not isinstance(error, Exception):
+            self._has_given_back = self._note is None and self._is_leased
+        return exc_info
 
     def _outlives_limit(self) -> bool:
         """Return whether the message of this task is delivered again after a hard time limit.

@@ -82,6 +82,9 @@ _SETTLE: frozenset[VerdictWord] = frozenset({"settled", "gone", "throttled"})
 _CANCEL: frozenset[VerdictWord] = frozenset({"cancelled", "cancel_requested", "gone", "throttled"})
 
 
+_FOR_A_SOCKET = "http+unix:// is a socket of this machine, without ca=, proxy=, token= and cert=: leave them out"
+
+
 def connect(
     url: str,
     *,
@@ -103,22 +106,27 @@ def connect(
     """
     if url.startswith("http+unix://"):
         if not (ca is proxy is token is cert is None):
-            what = "ca=, proxy=, token= and cert="
-            raise ConfigError(f"http+unix:// is a socket of this machine, without {what}: leave them out")
+            raise ConfigError(_FOR_A_SOCKET)
         return HttpBackend(socket_address(url), worker=worker, headers=checked_headers(headers or {}))
     headers = headers_of_environment(url) if headers is None else checked_headers(headers)
     headers = with_token(headers, token_of_environment(url) if token is None else token)
     urls = addresses(url)
-    if not _CREDENTIALS.isdisjoint(headers) and (open_to := next(filter(_is_in_the_clear, urls), None)):
-        if has_token(headers) and not plain_http:
-            raise ConfigError(
-                f"the access token for {open_to} would travel in the clear: use https://, or say plain_http=True "
-                "(--plain-http) if the way there is safe"
-            )
-        logger.warning("credentials for %s travel in the clear: use https://", open_to)
+    _check_privacy(headers, urls, plain_http=plain_http)
     backend = HttpBackend(*urls, worker=worker, headers=headers, way=Way(ca=ca, proxy=proxy, cert=cert))
     backend.url = url  # with all addresses
     return backend
+
+
+def _check_privacy(headers: Mapping[str, str], urls: Sequence[str], *, plain_http: bool) -> None:
+    """Warn of credentials that travel in the clear. Raises `ConfigError` for an access token, unless `plain_http`."""
+    if _CREDENTIALS.isdisjoint(headers) or not (open_to := next(filter(_is_in_the_clear, urls), None)):
+        return
+    if has_token(headers) and not plain_http:
+        raise ConfigError(
+            f"the access token for {open_to} would travel in the clear: use https://, or say plain_http=True "
+            "(--plain-http) if the way there is safe"
+        )
+    logger.warning("credentials for %s travel in the clear: use https://", open_to)
 
 
 def _is_in_the_clear(url: str) -> bool:

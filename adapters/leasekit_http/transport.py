@@ -21,6 +21,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 import anyio
@@ -177,17 +178,34 @@ class Transport:
         body: bytes | None = None,
         at_most: int = MAX_ANSWER,
     ) -> T:
-        client = self._client_of_loop()
         headers = {REQUEST_HEADER: next(self._tries)}
         if body is not None:
             headers |= _JSON
         url = (base_url if self._socket is None else "http://localhost") + path
+        streaming = self._client_of_loop().stream(method, url, content=body, headers=headers)
+        response, raw = await self._answered(streaming, headers[REQUEST_HEADER], base_url, timeout, at_most)
+        if response.status_code != 200:
+            raise failure(response, raw, request=body)
+        try:
+            return read(raw)
+        except ProtocolError as error:
+            raise ProtocolError(f"{_description(response, raw)}: {error}") from error
+
+    async def _answered(
+        self,
+        streaming: AbstractAsyncContextManager[httpx.Response],
+        request_id: str,
+        base_url: str,
+        timeout: float,
+        at_most: int,
+    ) -> tuple[httpx.Response, bytes]:
+        """Return the answer to a request, and its body. Raises `BackendError` for what httpx raises."""
         try:
             with anyio.fail_after(timeout):
-                async with client.stream(method, url, content=body, headers=headers) as response:
-                    _check_request(response, headers[REQUEST_HEADER])
+                async with streaming as response:
+                    _check_request(response, request_id)
                     self._stores.check(base_url, response.headers.get(STORE_HEADER))
-                    raw = await _read_body(response, at_most)
+                    return response, await _read_body(response, at_most)
         except TimeoutError:
             raise Unavailable(f"{base_url} did not answer within {timeout:g} s") from None
         except httpx.RemoteProtocolError as error:
@@ -196,12 +214,6 @@ class Transport:
             if (refusal := untrusted(error, base_url)) is not None:
                 raise refusal from error
             raise Unavailable(f"{base_url} cannot be reached: {error or type(error).__name__}") from error
-        if response.status_code != 200:
-            raise failure(response, raw, request=body)
-        try:
-            return read(raw)
-        except ProtocolError as error:
-            raise ProtocolError(f"{_description(response, raw)}: {error}") from error
 
     def _client_of_loop(self) -> httpx.AsyncClient:
         # A forked child has another loop. The connections belong to its parent, so the child leaves them untouched.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from leasekit.config import duration
 from leasekit.errors import ConfigError
@@ -69,12 +69,9 @@ def parse(url: str) -> Address:
     # Split by hand, because not every version of Python splits an authority of several hosts.
     netloc = _AFTER_AUTHORITY.split(rest, maxsplit=1)[0]
     parts = urlsplit(rest.removeprefix(netloc))
-    if parts.fragment:
-        raise ConfigError("the URL of a Redis has no fragment: write # in a password as %23")
     user, _, authority = netloc.rpartition("@")
     username, has_password, password = user.partition(":")
-    if scheme == "unix" and (authority or len(parts.path) < 2):
-        raise ConfigError("the URL of a socket has a path alone, as in unix:///run/redis.sock?db=0")
+    _check_form(scheme, authority, parts)
     options = _options(parts.query)
     tls = scheme == "rediss" or (scheme in _OF_SEVERAL and _take_tls(options))
     address = Address(
@@ -92,6 +89,14 @@ def parse(url: str) -> Address:
     )
     _refuse_unknown(options)
     return address
+
+
+def _check_form(scheme: str, authority: str, parts: SplitResult) -> None:
+    """Raise `ConfigError` for a URL with a part that it must not have."""
+    if parts.fragment:
+        raise ConfigError("the URL of a Redis has no fragment: write # in a password as %23")
+    if scheme == "unix" and (authority or len(parts.path) < 2):
+        raise ConfigError("the URL of a socket has a path alone, as in unix:///run/redis.sock?db=0")
 
 
 def _refuse_unknown(options: Mapping[str, str]) -> None:

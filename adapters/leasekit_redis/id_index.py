@@ -105,25 +105,32 @@ class IdIndex:
         answers: list[str | bool] = [False] * len(items)
 
         async def ask(positions: Sequence[int]) -> None:
-            distinct = dict.fromkeys(parts[at] for at in positions)
-            numbers = {part: 1 + number * len(tables) for number, part in enumerate(distinct)}
-            keys = [table[part] for part in numbers for table in tables]
-            argument = encode([(numbers[parts[at]], *items[at]) for at in positions])
-            found: list[str | bool] = decode(await self._link.run(script, keys, argument), _KINDS)
-            if len(found) != len(positions):
-                raise ProtocolError(f"Redis gave {len(found)} kinds for {len(positions)} ids")
-            for at, kind in zip(positions, found, strict=True):
-                answers[at] = kind
-
-        async def ask_all(positions: Sequence[int]) -> None:
             try:
                 for some in in_parts(positions):
-                    await ask(some)
+                    found = await self._run(script, tables, [parts[at] for at in some], [items[at] for at in some])
+                    for at, kind in zip(some, found, strict=True):
+                        answers[at] = kind
             except FullMemory:
                 # An id that was registered just now would stay for ever without its task.
                 fresh = [items[at] for at in positions if len(items[at]) == 2 and answers[at] == f"/{items[at][1]}"]
                 await self._ask([(task_id, None, kind) for task_id, kind in fresh])
                 raise
 
-        await asyncio.gather(*(ask_all(positions) for positions in groups.values()))
+        await asyncio.gather(*map(ask, groups.values()))
         return answers
+
+    async def _run(
+        self,
+        script: Script,
+        tables: tuple[tuple[bytes, ...], ...],
+        parts: Sequence[int],
+        items: Sequence[tuple[Any, ...]],
+    ) -> list[str | bool]:
+        """Run a script on items, each with its part of the register, and return what it says of each."""
+        numbers = {part: 1 + number * len(tables) for number, part in enumerate(dict.fromkeys(parts))}
+        keys = [table[part] for part in numbers for table in tables]
+        argument = encode([(numbers[part], *item) for part, item in zip(parts, items, strict=True)])
+        found: list[str | bool] = decode(await self._link.run(script, keys, argument), _KINDS)
+        if len(found) != len(items):
+            raise ProtocolError(f"Redis gave {len(found)} kinds for {len(items)} ids")
+        return found

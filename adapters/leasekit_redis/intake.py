@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Container, Sequence
+from typing import NamedTuple
 
 from msgspec import msgpack
 
@@ -143,36 +144,39 @@ class Intake:
         groups: dict[str, list[int]] = {}
         for at in positions:
             groups.setdefault(kinds[at], []).append(at)
-
-        async def ask(kind: str, some: Sequence[int]) -> None:
-            argument = encode({"tasks": [records[at] for at in some], "peek": peek})
-            if len(argument) > LARGE and len(some) > 1:
-                half = len(some) // 2
-                await ask(kind, some[:half])
-                await ask(kind, some[half:])
-                return
-            added_tasks = decode(await self._link.run(SCHEDULE, self._link.keys.of_kind(kind), argument), _ANSWERS)
-            if len(added_tasks) != len(some):
-                raise ProtocolError(f"Redis gave {len(added_tasks)} answers for {len(some)} tasks")
-            for at, added in zip(some, added_tasks, strict=True):
-                if isinstance(added, Added):
-                    answers[at] = answer_of(added)
-
-        async def ask_all(kind: str, some: Sequence[int]) -> None:
-            parts = list(in_parts(some))
-            for number, part in enumerate(parts):
-                try:
-                    await ask(kind, part)
-                except FullMemory:
-                    left = [at for later in parts[number:] for at in later if at in fresh and answers[at] is None]
-                    await self._free(records, kinds, left)
-                    raise
-
+        batch = _Batch(records, kinds, answers, peek, fresh)
+        asking = (self._ask_in_parts(batch, kind, some) for kind, some in groups.items())
         # All have ended before an error is raised: an id that is freed later could belong to a repeat's task by then.
-        ended = await asyncio.gather(*(ask_all(kind, some) for kind, some in groups.items()), return_exceptions=True)
-        for error in ended:
+        for error in await asyncio.gather(*asking, return_exceptions=True):
             if error is not None:
                 raise error
+
+    async def _ask_in_parts(self, batch: "_Batch", kind: str, positions: Sequence[int]) -> None:
+        """Schedule the tasks of one kind at these positions, so many at a time as Redis runs in one script."""
+        parts = list(in_parts(positions))
+        for number, part in enumerate(parts):
+            try:
+                await self._ask(batch, kind, part)
+            except FullMemory:
+                rest = [at for later in parts[number:] for at in later]
+                left = [at for at in rest if at in batch.fresh and batch.answers[at] is None]
+                await self._free(batch.records, batch.kinds, left)
+                raise
+
+    async def _ask(self, batch: "_Batch", kind: str, positions: Sequence[int]) -> None:
+        """Schedule the tasks of one kind at these positions in one script, or in halves if they are large."""
+        argument = encode({"tasks": [batch.records[at] for at in positions], "peek": batch.peek})
+        if len(argument) > LARGE and len(positions) > 1:
+            half = len(positions) // 2
+            await self._ask(batch, kind, positions[:half])
+            await self._ask(batch, kind, positions[half:])
+            return
+        added_tasks = decode(await self._link.run(SCHEDULE, self._link.keys.of_kind(kind), argument), _ANSWERS)
+        if len(added_tasks) != len(positions):
+            raise ProtocolError(f"Redis gave {len(added_tasks)} answers for {len(positions)} tasks")
+        for at, added in zip(positions, added_tasks, strict=True):
+            if isinstance(added, Added):
+                batch.answers[at] = answer_of(added)
 
     async def _free(self, records: Sequence[NewRecord], kinds: Sequence[str], positions: Collection[int]) -> None:
         """Free the ids at these positions: no task was made of them, and the register would grow with each try."""
@@ -191,6 +195,16 @@ class Intake:
             return None
         status = Status.NEW if raw is None else status_of(raw) or Status.DROPPED
         return Scheduled(id=record.id, created=False, status=status, conflict=True)
+
+
+class _Batch(NamedTuple):
+    """Tasks that are scheduled together, and the answers to them so far."""
+
+    records: Sequence[NewRecord]
+    kinds: Sequence[str]
+    answers: list[Scheduled | None]
+    peek: bool  # only tasks that exist are answered for
+    fresh: Container[int]  # the positions of ids that were registered just now
 
 
 def answer_of(added: Added) -> Scheduled:

@@ -27,7 +27,7 @@ from leasekit_sqs.batches import Item, in_batches
 from leasekit_sqs.calls import Answer, Calls, mappings
 from leasekit_sqs.messages import Received, plain_id
 from leasekit_sqs.queues import Queues
-from leasekit_sqs.receipts import Receipts, give_back_until
+from leasekit_sqs.receipts import Receipt, Receipts, give_back_until
 from leasekit_sqs.unclaimed import Unclaimed
 
 logger = logging.getLogger("leasekit")
@@ -248,19 +248,27 @@ class Receiver:
             receipt.hidden(asked_at, self._address.ttl)
             self._receipts.add(receipt)
             if task is None:
-                self._receipts.settled(receipt, "release")
-                if self._clock() < receipt.returns_until:
-                    entry = _visibility(received.handle, _ELSEWHERE)
-                    others.append(Item(url, entry, leaves_by=receipt.returns_until))
+                others += self._leave(receipt)
             elif kind in asked:
                 tasks.append(task)
             else:
                 self._unclaimed.put(task)
         if repeated:
-            self._calls.close()  # answers on that connection may belong to earlier requests from now on
-            why = "their receipt handles came before: is a proxy in between?"
-            logger.warning("messages of queue %s are ignored (%d): %s", self._address.queue, repeated, why)
+            self._distrust_connection(repeated)
         return tasks, others
+
+    def _distrust_connection(self, repeated: int) -> None:
+        """Close the connection on which messages came again: later answers on it may belong to earlier requests."""
+        self._calls.close()
+        why = "their receipt handles came before: is a proxy in between?"
+        logger.warning("messages of queue %s are ignored (%d): %s", self._address.queue, repeated, why)
+
+    def _leave(self, receipt: Receipt) -> list[Item]:
+        """Leave a message of a kind that is not this client's to other receivers; return the calls that do so."""
+        self._receipts.settled(receipt, "release")
+        if self._clock() >= receipt.returns_until:
+            return []
+        return [Item(receipt.url, _visibility(receipt.handle, _ELSEWHERE), leaves_by=receipt.returns_until)]
 
     def _kind(self, received: Received, asked: Sequence[str]) -> str | None:
         """Return the kind of a message if this claim or another one has asked for that kind, else None."""

@@ -56,13 +56,35 @@ def refuse_what_cannot_be(tasks: Sequence[NewTask], *, is_fifo: bool, now: datet
 
 
 def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[str, str]]:
+    """Return the fields of a task that SQS cannot carry, and why."""
     settings = effective(task)
     found = [(field, why) for field, why in _NOT_HERE.items() if getattr(settings, field) != getattr(DEFAULTS, field)]
+    found += _wrong_names(task) + _of_no_queue(task)
+    if task.dedupe_key is not None and not is_fifo:
+        found.append(("dedupe_key", "a standard queue does not detect duplicates: use a FIFO queue"))
+    elif (task.dedupe_key, settings.dedupe_window) != (None, None) and settings.dedupe_window != _WINDOW:
+        found.append(("dedupe_window", f"a FIFO queue knows a key for {_WINDOW:.0f} s: set dedupe_window={_WINDOW:g}"))
+    delay, field = _delay(task, now), "at" if task.delay is None else "delay"
+    if delay and is_fifo:
+        found.append((field, "a FIFO queue cannot delay a single message"))
+    elif delay > _LONGEST_DELAY:
+        found.append((field, f"SQS delays a message by {_LONGEST_DELAY} s at most: schedule it later"))
+    return found
+
+
+def _wrong_names(task: NewTask) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
     for field in ("kind", "id", "collection"):
         try:
             msgspec.convert(getattr(task, field), Name if field == "kind" else Name | None)
         except msgspec.ValidationError as error:
             found.append((field, str(error)))
+    return found
+
+
+def _of_no_queue(task: NewTask) -> list[tuple[str, str]]:
+    """Return what the task asks for that no queue does, neither a standard one nor a FIFO queue."""
+    found: list[tuple[str, str]] = []
     if task.after:
         found.append(("after", "SQS knows no dependencies: schedule this task when the task before it has ended"))
     if task.key is not None:
@@ -78,15 +100,6 @@ def _complaints(task: NewTask, *, is_fifo: bool, now: datetime) -> list[tuple[st
     if task.debounce is not None or task.dedupe_scope != "kept":
         name = "dedupe_scope" if task.debounce is None else "debounce"
         found.append((name, "a queue cannot change a message that waits: leave it out"))
-    if task.dedupe_key is not None and not is_fifo:
-        found.append(("dedupe_key", "a standard queue does not detect duplicates: use a FIFO queue"))
-    elif (task.dedupe_key, settings.dedupe_window) != (None, None) and settings.dedupe_window != _WINDOW:
-        found.append(("dedupe_window", f"a FIFO queue knows a key for {_WINDOW:.0f} s: set dedupe_window={_WINDOW:g}"))
-    delay, field = _delay(task, now), "at" if task.delay is None else "delay"
-    if delay and is_fifo:
-        found.append((field, "a FIFO queue cannot delay a single message"))
-    elif delay > _LONGEST_DELAY:
-        found.append((field, f"SQS delays a message by {_LONGEST_DELAY} s at most: schedule it later"))
     return found
 
 

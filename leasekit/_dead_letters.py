@@ -119,21 +119,7 @@ class DeadLetterCalls:
             return await service.ask(task_ids, **options, rate=rate)
         if task_ids and options.keys() != {"dry_run"}:
             raise TypeError("redrive() got ids and filters: give either")
-        size, left, answer = min(_BATCH, rate or _BATCH), task_ids, Redriven()
-        while True:
-            began_at = connection.clock.now()
-            if task_ids:
-                more, left = await service.redrive(left[:size]), left[size:]
-            else:
-                more = await service.redrive_matching(cursor, min(size, limit - len(answer.tasks)))
-                cursor = more.cursor
-            answer = Redriven(tasks=[*answer.tasks, *more.tasks], cursor=cursor)
-            if not left and cursor is None:
-                return answer
-            if rate is not None and not options["dry_run"]:
-                await connection.clock.wait(asyncio.Event(), began_at + len(more.tasks) / rate)
-            if not task_ids and len(answer.tasks) >= limit:
-                return answer
+        return await service.redrive_all(task_ids, cursor, limit=limit, rate=rate)
 
     def purge(
         self, *task_ids: str, older_than: float = 0.0, dry_run: bool = True, **wanted: Unpack[Selection]
@@ -219,6 +205,26 @@ class _Redriving:
 
     async def ask(self, ids: Sequence[str], **more: Any) -> Redriven:
         return await repeat_until_answered(partial(self._service.redrive, ids, **more), self._retry_for)
+
+    async def redrive_all(
+        self, task_ids: Sequence[str], cursor: str | None, *, limit: int, rate: int | None
+    ) -> Redriven:
+        """Redrive these tasks, or up to `limit` of those that match, batch by batch, no more than `rate` a second."""
+        size, left, answer = min(_BATCH, rate or _BATCH), task_ids, Redriven()
+        while True:
+            began_at = self._clock.now()
+            if task_ids:
+                more, left = await self.redrive(left[:size]), left[size:]
+            else:
+                more = await self.redrive_matching(cursor, min(size, limit - len(answer.tasks)))
+                cursor = more.cursor
+            answer = Redriven(tasks=[*answer.tasks, *more.tasks], cursor=cursor)
+            if not left and cursor is None:
+                return answer
+            if rate is not None and not self._options["dry_run"]:
+                await self._clock.wait(asyncio.Event(), began_at + len(more.tasks) / rate)
+            if not task_ids and len(answer.tasks) >= limit:
+                return answer
 
     async def redrive(self, ids: Sequence[str]) -> Redriven:
         """Redrive these tasks."""

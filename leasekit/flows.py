@@ -159,12 +159,8 @@ class Flow(Generic[S]):
         check_names(options, StepOptions.__optional_keys__, "option of a step")
 
         def register(function: F) -> F:
-            of = name or getattr(function, "__name__", None)
-            if not of:
-                raise ConfigError(f"flow {self.name!r}: a step has no name: give one, @flow.step(name=…)")
+            of = self._new_name(name or getattr(function, "__name__", None))
             what = f"flow {self.name!r}: step {of!r}"
-            if of in self._declared:
-                raise ConfigError(f"{what} is declared twice: give one of them another name")
             check_number(f"{what}: max_attempts", max_attempts, unit="", least=1, whole=True, or_none=True)
             check_number(f"{what}: retry_every", retry_every, or_none=True)
             check_number(f"{what}: retry_until", retry_until, or_none=True)
@@ -192,6 +188,14 @@ class Flow(Generic[S]):
             return function
 
         return register
+
+    def _new_name(self, name: str | None) -> str:
+        """Return the name of a step. Raises `ConfigError` if there is none, or if another step has it."""
+        if not name:
+            raise ConfigError(f"flow {self.name!r}: a step has no name: give one, @flow.step(name=…)")
+        if name in self._declared:
+            raise ConfigError(f"flow {self.name!r}: step {name!r} is declared twice: give one of them another name")
+        return name
 
     def goto(self, step: str, state: S) -> Goto[S]:
         """Return, from a step, the step that is next, in place of its `on_success`; it must be one of its `choices`."""

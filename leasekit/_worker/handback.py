@@ -70,16 +70,8 @@ async def _report_all(connection: Connection, holder: Holder, past: Past, why: s
         # If that cannot be read, no lease is handed back: no task is known to be without a result.
         done = await asyncio.to_thread(spool.unanswered)
         await outbox.use(spool)
-    if connection.backend.capabilities.refuses_stale:
-        back = [*past.settlements, *_crashes_and_releases(past.leases, why)]
-    else:
-        # Only the kernel's timer proves that these leases have not expired: none that it guards ends before it fires.
-        # After that the process may have been dead for long: this supervisor may have been stopped meanwhile.
-        is_guarded = holder.guarded and past.armed_at is not None and BOOT_CLOCK.now() < past.armed_at
-        ran = [lease for lease in past.leases if is_guarded and (lease.begun or lease.released) and not lease.elsewhere]
-        # As crashes, though no handler may be to blame: a release is only for the process that held the lease.
-        back = list(_crashes_and_releases([lease._replace(begun=True) for lease in ran], why))
-    back = _put_unreported(back, outbox, done)
+    owed = _owed(holder, past, why, refuses_stale=connection.backend.capabilities.refuses_stale)
+    back = _put_unreported(owed, outbox, done)
     if connection.backend.capabilities.remembers_claims:
         back += _put_unreported(await _end_claims(connection.backend, past), outbox, done)
     crashes = sum(settlement.outcome == "crash" for settlement in back)
@@ -92,6 +84,18 @@ async def _report_all(connection: Connection, holder: Holder, past: Past, why: s
             await outbox.empty()
     except TimeoutError:
         await outbox.aclose()
+
+
+def _owed(holder: Holder, past: Past, why: str, *, refuses_stale: bool) -> list[Settlement]:
+    """Return what is to be reported of the leases of a dead process."""
+    if refuses_stale:
+        return [*past.settlements, *_crashes_and_releases(past.leases, why)]
+    # Only the kernel's timer proves that these leases have not expired: none that it guards ends before it fires.
+    # After that the process may have been dead for long: this supervisor may have been stopped meanwhile.
+    is_guarded = holder.guarded and past.armed_at is not None and BOOT_CLOCK.now() < past.armed_at
+    ran = [lease for lease in past.leases if is_guarded and (lease.begun or lease.released) and not lease.elsewhere]
+    # As crashes, though no handler may be to blame: a release is only for the process that held the lease.
+    return list(_crashes_and_releases([lease._replace(begun=True) for lease in ran], why))
 
 
 def _put_unreported(back: Iterable[Settlement], outbox: Outbox, done: Collection[tuple[str, str]]) -> list[Settlement]:

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import msgspec
 
@@ -156,56 +156,64 @@ def check_options(kind: str, options: TaskDefaults) -> None:
     encoding.successor(task)
 
 
+class HandlerSettings(TypedDict, total=False):
+    """What `Worker.handler` takes besides the kind: the fields of `Handler`."""
+
+    idle_timeout: float | None
+    concurrency: int | None
+    window: WindowSize | None
+    threads: int
+    dedupe: Dedupe | None
+
+
 def declare(
     kind: str,
     function: Callable[..., Any],
     *,
     run: str | None,
-    idle_timeout: float | None,
-    concurrency: int | None = None,
-    window: WindowSize | None = None,
-    threads: int = 1,
-    dedupe: Dedupe | None = None,
-    **defaults: Unpack[TaskDefaults],
+    defaults: TaskDefaults | None = None,
+    **settings: Unpack[HandlerSettings],
 ) -> Handler:
-    """Return a handler. Raises `ConfigError`, with what to change, if the function cannot be one.
-
-    Raises TypeError if `defaults` has another name than `TaskDefaults`.
-    """
+    """Return a handler. Raises `ConfigError` if the function cannot be one, TypeError for a wrong name of a default."""
+    defaults = {} if defaults is None else defaults
     check_names(defaults, TaskDefaults.__optional_keys__, "default of tasks that a handler declares")
     what = f"handler {kind!r} ({getattr(function, '__qualname__', function)})"
     try:
         msgspec.convert(kind, Name)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{what}: this kind is not a valid name: {error}") from error
-    check_idle_timeout(idle_timeout, owner=f"{what}: ")
-    if concurrency is not None:
-        check_concurrency(concurrency, owner=f"{what}: ")
-    if window is not None:
-        check_window(window, owner=f"{what}: ")
-    check_number(f"{what}: threads", threads, unit="", least=1, most=1_000, whole=True)
-    if threads != 1 and run != "process":
-        raise ConfigError(f"{what}: threads={threads} is for the processes of run='process': use concurrency")
-    if dedupe is not None and not callable(dedupe):
-        raise ConfigError(f"{what}: dedupe must be a function of the payload that returns the key, got {dedupe!r}")
-    try:
-        check_options(kind, defaults)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what}: {error}") from error
     schema, takes_held = signature(what, function)
-    return Handler(
+    handler = Handler(
         kind=kind,
         function=function,
         run=_checked_run_in(what, function, run),
         schema=schema,
         takes_held=takes_held,
-        idle_timeout=idle_timeout,
-        concurrency=concurrency,
-        window=window,
-        threads=threads,
         defaults=defaults,
-        dedupe=dedupe,
+        **settings,
     )
+    _check_settings(what, handler)
+    return handler
+
+
+def _check_settings(what: str, handler: Handler) -> None:
+    """Raise `ConfigError` for a setting that no handler can have, or that contradicts another one."""
+    check_idle_timeout(handler.idle_timeout, owner=f"{what}: ")
+    if handler.concurrency is not None:
+        check_concurrency(handler.concurrency, owner=f"{what}: ")
+    if handler.window is not None:
+        check_window(handler.window, owner=f"{what}: ")
+    check_number(f"{what}: threads", handler.threads, unit="", least=1, most=1_000, whole=True)
+    if handler.threads != 1 and handler.run != "process":
+        raise ConfigError(f"{what}: threads={handler.threads} is for the processes of run='process': use concurrency")
+    if handler.dedupe is not None and not callable(handler.dedupe):
+        raise ConfigError(
+            f"{what}: dedupe must be a function of the payload that returns the key, got {handler.dedupe!r}"
+        )
+    try:
+        check_options(handler.kind, handler.defaults)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
 def _checked_run_in(what: str, function: Callable[..., Any], run: str | None) -> RunIn:

@@ -22,7 +22,7 @@ from leasekit._worker.declaring import Declared, Declaring
 from leasekit._worker.draining import DEFAULT_DRAIN, Drain, DrainTimeouts
 from leasekit._worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit._worker.handlers import Handler, RunIn
-from leasekit._worker.window import WindowSize
+from leasekit._worker.window import Pace
 from leasekit.backend import KindListener, WindowListener
 from leasekit.client import Client
 from leasekit.errors import ConfigError, LeasekitError
@@ -52,17 +52,14 @@ class WorkerRun:
         self,
         client: Client,
         handlers: Mapping[str, Handler],
+        pace: Pace,
         *,
-        concurrency: int,
-        ahead: float,
-        window: WindowSize = "auto",
         patience: DrainTimeouts = DEFAULT_DRAIN,
         end: Callable[[], None] | None = None,
         declared: Sequence[Declared] = (),
         lifespans: Sequence[Lifespan] = (),
         labels: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._client = client
         self._connection = client.__connection__()
         self._connection.check_labels(labels)
         self._declaring = Declaring(declared) if declared else None
@@ -78,19 +75,7 @@ class WorkerRun:
         self._lifespans = lifespans
         self._loop_ready = asyncio.Event()  # set in the driver's loop
         for (run, _), served in _groups(handlers).items():
-            first = next(iter(served.values()))
-            executor = self._make_executor(run, first.concurrency or concurrency, first)
-            self._controllers.append(
-                Controller(
-                    self._connection,
-                    served,
-                    executor,
-                    ahead=ahead,
-                    window=first.window or window,
-                    peers=self._controllers,
-                    labels=labels,
-                )
-            )
+            self._controllers.append(self._make_controller(run, served, pace, labels))
         self._check_lifespans()
 
     def _check_lifespans(self) -> None:
@@ -101,6 +86,20 @@ class WorkerRun:
                 f"@worker.lifespan: {asynchronous[0]} is an `async def`, and runs in the event loop of async handlers: "
                 "this worker has none, so write it without `async`"
             )
+
+    def _make_controller(
+        self, run: RunIn, served: Mapping[str, Handler], pace: Pace, labels: Mapping[str, str]
+    ) -> Controller:
+        first = next(iter(served.values()))
+        return Controller(
+            self._connection,
+            served,
+            self._make_executor(run, first.concurrency or pace.concurrency, first),
+            ahead=pace.ahead,
+            window=first.window or pace.window,
+            peers=self._controllers,
+            labels=labels,
+        )
 
     def _make_executor(self, run: RunIn, slots: int, handler: Handler) -> Executor:
         match run:

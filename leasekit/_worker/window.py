@@ -14,8 +14,9 @@ Rule 3: a kind that no longer comes is forgotten: all that was measured fades wi
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
+from leasekit._arguments import check_concurrency
 from leasekit.config import check_number
 from leasekit.errors import ConfigError
 
@@ -42,6 +43,24 @@ def check_window(window: object, *, owner: str = "") -> None:
     if isinstance(window, str):
         raise ConfigError(f'{owner}window must be "auto" or a number of tasks, got {window!r:.100}')
     check_number(f"{owner}window", window, unit=" of tasks", least=1, most=1_000_000, whole=True)
+
+
+class Pace(NamedTuple):
+    """How much a worker does at once."""
+
+    concurrency: int
+    """Slots of each executor, unless a handler has its own number."""
+    window: WindowSize = "auto"
+    """Tasks to hold, at most, unless a handler has its own number."""
+    ahead: float = 0.25
+    """Seconds of work to claim beyond the slots."""
+
+    def checked(self) -> Self:
+        """Return the pace. Raises `ConfigError` for a number that it cannot have."""
+        check_concurrency(self.concurrency)
+        check_window(self.window)
+        check_number("ahead", self.ahead)
+        return self
 
 
 @dataclass(slots=True)

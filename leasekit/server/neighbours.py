@@ -210,6 +210,10 @@ class Neighbours:
             open_kinds = [kind for kind in kinds if kind not in closed]
             return view.lanes([*open_kinds, *view.routes(open_kinds)])
 
+    @property
+    def _has_news(self) -> bool:
+        return any((self._due, self._requested, self._ended, self._awaited, self._happened, self._has_new_tokens))
+
     def tell(
         self,
         *,
@@ -237,8 +241,7 @@ class Neighbours:
         self._awaited += map(Awaited, awaited[: _WAITING - len(self._awaited)])
         self._happened += events[: _WAITING - len(self._happened)]
         self._has_new_tokens |= has_new_tokens
-        has_hints = any((self._due, self._requested, self._ended, self._awaited, self._happened, self._has_new_tokens))
-        if has_hints and self._sending is None:
+        if self._has_news and self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:

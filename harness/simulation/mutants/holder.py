@@ -206,8 +206,8 @@ HOLDER: Mapping[str, Mutant] = {
         "The repeat of a claim whose answer was lost has a new id.",
         Edit(
             "_driver.keeping.pending_claims:Claims._claim_until_answered.ask",
-            "return await call(claim.claim_id)",
-            "return await call(f'{self._context.chance.getrandbits(128):032x}')",
+            "call(claim.claim_id) if remembered else ...",
+            "call(f'{self._context.chance.getrandbits(128):032x}')",
         ),
         test="tests/driver/keeping/test_pending_claims.py::test_the_wait_of_a_long_poll_is_not_taken_from_the_time_for_repeats",
         why_test="L4 shows this in one history of some thirty: the lost answer has to have tasks in it",
@@ -264,7 +264,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "late-claim-not-awaited": Mutant(
         "Tasks that arrive after their claim was given up are kept, where the service remembers no claims.",
-        Edit("_driver.keeping.pending_claims:Claims._claim_until_answered.ask", "spawn(...)", "pass"),
+        Edit("_driver.keeping.pending_claims:Claims._ask_once", "spawn(...)", "pass"),
         test="tests/driver/keeping/test_pending_claims.py::test_a_claim_that_no_service_remembers_gives_back_its_tasks_when_its_own_answer_comes",
         why_test="the simulated service remembers claims",
     ),

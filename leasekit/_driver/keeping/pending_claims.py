@@ -162,22 +162,13 @@ class Claims:
         failing: Callable[[BaseException], None] | None,
         entry: int | None,
     ) -> Claimed:
-        backend = self._context.backend
-        remembered, kept = backend.capabilities.remembers_claims, backend.capabilities.keeps_claims
+        remembered = self._context.backend.capabilities.remembers_claims
         tries = 0
 
         async def ask() -> Claimed:
             nonlocal tries
             tries += 1
-            if remembered:
-                return await call(claim.claim_id)
-            asking = asyncio.create_task(call(claim.claim_id))
-            try:
-                return await asyncio.shield(asking)
-            except asyncio.CancelledError:
-                if not (kept and asking.cancel()):  # only this call can tell which tasks it was granted
-                    spawn(self._release_when_answered(asking), self._returning)
-                raise
+            return await (call(claim.claim_id) if remembered else self._ask_once(call(claim.claim_id)))
 
         try:
             claimed = await call_until(ask, for_at_most=repeat_for, failing=failing)
@@ -192,6 +183,17 @@ class Claims:
         if remembered and tries > 1 and not claimed.tasks:  # an earlier try may still be on its way
             self._end(claim)
         return claimed
+
+    async def _ask_once(self, call: Coroutine[Any, Any, Claimed]) -> Claimed:
+        """Make a call whose claim the service does not remember. What a cancelled call was granted is given back."""
+        asking = asyncio.create_task(call)
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            keeps_claims = self._context.backend.capabilities.keeps_claims
+            if not (keeps_claims and asking.cancel()):  # only this call can tell which tasks it was granted
+                spawn(self._release_when_answered(asking), self._returning)
+            raise
 
     def _end(self, claim: PendingClaim, entry: int | None = None) -> None:
         """Have the service end this claim, release the tasks that it was granted, and remove its ledger `entry`."""

@@ -55,10 +55,8 @@ _CHUNK = 64 * 1024
 _LOOK = 1.0  # seconds: how long a handler that has changed its user may outlive its guard
 
 
-def main(fd: int) -> None:
-    """Serve the worker at the other end of this socket, until the worker closes it."""
-    os.set_inheritable(fd, False)  # noqa: FBT003
-    guard = os.getppid()
+def _prepare_process() -> None:
+    """Set what holds for the whole process: its signals, its stacks on request, its place if memory runs out."""
     for number in (signal.SIGTERM, signal.SIGINT):
         # A stopped service gets signals in all its processes. Not SIG_IGN: child processes would inherit that.
         signal.signal(number, partial(_leave_it_to_the_worker, os.getpid()))
@@ -66,15 +64,27 @@ def main(fd: int) -> None:
         faulthandler.enable()
         faulthandler.register(messages.SHOW_STACKS, all_threads=True)
     linux.expendable()  # before its worker, if memory runs out
+
+
+def _imported(setup: messages.Setup) -> Handler:
+    """Import the handler, and the code around its runs."""
+    handler_import.prepare(setup)
+    address, function = setup.handler, handler_import.find(setup.handler)
+    handler = declare(address.kind, function, run="process", idle_timeout=address.idle_timeout)
+    return replace(handler, around=tuple(map(handler_import.find, setup.around)))
+
+
+def main(fd: int) -> None:
+    """Serve the worker at the other end of this socket, until the worker closes it."""
+    os.set_inheritable(fd, False)  # noqa: FBT003
+    guard = os.getppid()
+    _prepare_process()
     channel = Channel(socket.socket(fileno=fd))
     setup = channel.first()
     here.executing = True
     life = ExitStack()
     try:
-        handler_import.prepare(setup)
-        address, function = setup.handler, handler_import.find(setup.handler)
-        handler = declare(address.kind, function, run="process", idle_timeout=address.idle_timeout)
-        handler = replace(handler, around=tuple(map(handler_import.find, setup.around)))
+        handler = _imported(setup)
         _log_to_stderr(setup)
         life.enter_context(living([handler_import.find(lifespan) for lifespan in setup.lifespans]))
     except BaseException as error:  # noqa: BLE001 - even a module's sys.exit() must be reported to the worker

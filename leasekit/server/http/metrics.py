@@ -8,7 +8,7 @@ label of their own, and the rest are *other*.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -165,32 +165,23 @@ class _EngineCollector(Collector):
         """Yield the metrics; called in a thread other than the event loop's."""
         engine = self._engine
         if self._tasks is not None:
-            tasks = GaugeMetricFamily("leasekit_tasks", "Tasks, by kind and status.", labels=["kind", "status"])
-            for kind, counts in self._tasks.items():
-                for status, count in counts.items():
-                    tasks.add_metric([kind, status], count)
-            yield tasks
+            tasks = [((kind, status), n) for kind, counts in self._tasks.items() for status, n in counts.items()]
+            yield _gauge("leasekit_tasks", "Tasks, by kind and status.", ["kind", "status"], tasks)
         is_up = self._is_ready and self._tasks is not None
         yield GaugeMetricFamily("leasekit_store_up", "1 while the store can be read and written.", is_up)
-        roles = GaugeMetricFamily("leasekit_role", "1 for each role of this server.", labels=["role"])
-        for role in sorted(engine.roles):
-            roles.add_metric([role], 1)
-        yield roles
+        roles = [((role,), 1) for role in sorted(engine.roles)]
+        yield _gauge("leasekit_role", "1 for each role of this server.", ["role"], roles)
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
         yield GaugeMetricFamily("leasekit_ends_awaited", "Tasks for whose ends requests wait.", engine.ends_awaited)
         yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", len(engine.fleet))
-        backlog = GaugeMetricFamily("leasekit_commit_backlog", "Items that wait to be written.", labels=["class"])
-        for rank, waiting in engine.commit.backlog.items():
-            backlog.add_metric([rank], waiting)
-        yield backlog
+        backlog = [((rank,), waiting) for rank, waiting in engine.commit.backlog.items()]
+        yield _gauge("leasekit_commit_backlog", "Items that wait to be written.", ["class"], backlog)
         yield _histogram("leasekit_commit_batch_size", "Items written in one transaction.", engine.commit.sizes)
         yield _histogram("leasekit_commit_seconds", "How long transactions took.", engine.commit.seconds)
         yield GaugeMetricFamily("leasekit_event_readers", "Readers of /v1/events.", len(engine.feed))
         yield CounterMetricFamily("leasekit_event_readers_dropped", "Readers dropped as too slow.", engine.feed.dropped)
-        gates = GaugeMetricFamily("leasekit_gate", "1 for each closed gate.", labels=["kind", "collection", "mode"])
-        for gate in engine.queries.gates_here:
-            gates.add_metric([gate.kind or "", gate.collection or "", gate.mode], 1)
-        yield gates
+        gates = [((gate.kind or "", gate.collection or "", gate.mode), 1) for gate in engine.queries.gates_here]
+        yield _gauge("leasekit_gate", "1 for each closed gate.", ["kind", "collection", "mode"], gates)
         if engine.enqueuer is not None:
             yield from self._queued(engine.enqueuer)
         yield from self._waiting()
@@ -283,6 +274,13 @@ _EVENTS = {  # event → metric, description, and the label that says more
     "firing": ("leasekit_firings", "Firings of periodic tasks, by what became of them.", "outcome"),
     "removed": ("leasekit_tasks_removed", "Tasks that were deleted, by a purge or by retention.", "by"),
 }
+
+
+def _gauge(name: str, description: str, labels: list[str], values: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    gauge = GaugeMetricFamily(name, description, labels=labels)
+    for label_values, value in values:
+        gauge.add_metric(label_values, value)
+    return gauge
 
 
 def _histogram(name: str, description: str, histogram: Histogram) -> Metric:

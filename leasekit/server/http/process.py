@@ -98,14 +98,9 @@ async def _serve(
             api = Api(engine, reach=reach, console=console if Role.FRONTEND in roles else "off")
             server = Server(api, certificates=certificates)
             if reach.needs_tokens and not engine.tokens.has_any:
-                write(functools.partial(print, _NO_TOKENS, file=sys.stderr, flush=True))
+                _note(_NO_TOKENS)
             if store.is_new and store.url is not None:
-                path = store.url.removeprefix("sqlite:///")
-                write(
-                    functools.partial(
-                        print, f"leasekit serve: created a new store: {path}", file=sys.stderr, flush=True
-                    )
-                )
+                _note(f"leasekit serve: created a new store: {store.url.removeprefix('sqlite:///')}")
             sockets = [listener]
 
             async def listen(other: socket.socket) -> None:
@@ -118,6 +113,11 @@ async def _serve(
             gc.freeze()
             async with beside(store, listen), server.following():
                 await server.serve(sockets=sockets)
+
+
+def _note(sentence: str) -> None:
+    """Print a sentence to stderr, by the thread of the log: where nobody reads it, the server is not held up."""
+    write(functools.partial(print, sentence, file=sys.stderr, flush=True))
 
 
 _NO_TOKENS = (

@@ -117,13 +117,7 @@ def _judged(rows: Mapping[str, Trigger], beats: Sequence[Beat], now: float) -> _
         progress.report(row, beat)
         ttl, cancel_requested = row.heartbeat_timeout, row.cancel_requested
         verdicts.append(
-            Verdict(
-                id=beat.id,
-                verdict="renewed",
-                ttl=ttl,
-                cancel_requested=cancel_requested,
-                remaining_runtime=left,
-            )
+            Verdict(id=beat.id, verdict="renewed", ttl=ttl, cancel_requested=cancel_requested, remaining_runtime=left)
         )
     return batch
 

@@ -209,7 +209,7 @@ class _Redriving:
     async def redrive_all(
         self, task_ids: Sequence[str], cursor: str | None, *, limit: int, rate: int | None
     ) -> Redriven:
-        """Redrive these tasks, or up to `limit` of those that match, batch by batch, no more than `rate` a second."""
+        """Redrive these tasks, or up to `limit` of those that match, batch by batch, at most `rate` a second."""
         size, left, answer = min(_BATCH, rate or _BATCH), task_ids, Redriven()
         while True:
             began_at = self._clock.now()

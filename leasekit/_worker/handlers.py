@@ -157,7 +157,7 @@ def check_options(kind: str, options: TaskDefaults) -> None:
 
 
 class HandlerSettings(TypedDict, total=False):
-    """What `Worker.handler` takes besides the kind: the fields of `Handler`."""
+    """The settings that `Worker.handler` takes: fields of `Handler`."""
 
     idle_timeout: float | None
     concurrency: int | None

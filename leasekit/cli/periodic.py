@@ -72,7 +72,7 @@ Priority = Annotated[int | None, typer.Option(min=0, max=4, help="With set: 0 is
 
 
 class Settings(dict[str, Any]):
-    """What *set* says of a periodic task: the command has the options that say it."""
+    """Settings of a periodic task, for *set*: the command has an option for each."""
 
     @staticmethod
     def named_by(

@@ -43,7 +43,7 @@ Priority = Annotated[int | None, typer.Option(min=0, max=4, help="0 is the most 
 
 
 class Change(dict[str, Any]):
-    """What changes, as `Client.reschedule` takes it: the command has the options that say it."""
+    """A change of tasks, as `Client.reschedule` takes it: the command has the options that say it."""
 
     @staticmethod
     def named_by(*, at: At = None, delay: Delay = None, now: Now = False, priority: Priority = None) -> "Change":

@@ -91,7 +91,7 @@ Check = Annotated[float, typer.Option(min=0, help="Seconds to check that the sto
 
 
 class Protection(NamedTuple):
-    """What protects the server: a command with a parameter of this type has the options that say it."""
+    """The protection of the server: a command with a parameter of this type has the options for it."""
 
     tls_cert: Path | None
     tls_key: Path | None

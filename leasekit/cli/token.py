@@ -74,7 +74,7 @@ Store = Annotated[
 
 
 class Grant(NamedTuple):
-    """What a new token may do, and until when: the command has the options that say it."""
+    """The rights of a new token, and when they end: the command has the options that say it."""
 
     scopes: Sequence[Scope]
     kinds: Sequence[str]

@@ -1,6 +1,7 @@
 """`leasekit serve`: run the companion server."""
 
 import gc
+import importlib
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
@@ -158,7 +159,7 @@ def _load_server() -> None:
     """Import the server: the other commands need neither it nor its libraries. Fails if they are not installed."""
     try:
         gc.disable()  # looking for garbage would take a seventh of this import
-        import leasekit.server.http.process  # noqa: F401
+        importlib.import_module("leasekit.server.http.process")
     except ModuleNotFoundError as error:
         fail("serve", f"the server needs {error.name!r}: pip install '/path/to/leasekit[server]'")
     finally:

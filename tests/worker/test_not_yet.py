@@ -57,12 +57,12 @@ class World:
         eventually(lambda: self.get(task_id).status in statuses)
         return self.get(task_id)
 
-    def when_passing(self, task_id: str, status: str, *, within: float = 0.9 * LONG) -> None:
+    def when_passing(self, task_id: str, status: str, *, step: float = 0.01, within: float = 0.9 * LONG) -> None:
         """Let time pass, slowly, until the task has this status; that is before the next call of a handler."""
         until = self.clock.now() + within
 
         def is_there() -> bool:
-            self.pass_time(0.01)
+            self.pass_time(step)
             return self.get(task_id).status == status
 
         eventually(is_there)
@@ -457,7 +457,7 @@ def test_a_run_that_is_due_and_finds_no_slot_is_ended_too(world: World) -> None:
         world.pass_time(1)
         eventually(lambda: worker.buffered == 1)
         world.submitter.cancel(task_id)
-        world.when_passing(task_id, "cancelled")
+        world.when_passing(task_id, "cancelled", step=0.2)  # the next heartbeat tells of it
         eventually(lambda: worker.buffered == 0)
         busy.set()
     assert len(polls.calls) == 1

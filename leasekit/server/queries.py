@@ -14,8 +14,10 @@ from leasekit.server.history import KEPT, Counts, Recorder
 from leasekit.server.history import read as read_minutes
 from leasekit.server.http.events import Chain
 from leasekit.server.readers import Readers
-from leasekit.server.roles import audit, backlog, frontend, gates, kinds, periodic, tokens
+from leasekit.server.roles import audit, backlog, gates, kinds, periodic, tokens
+from leasekit.server.roles.listing import Listing
 from leasekit.server.roles.selection import split
+from leasekit.server.roles.task_infos import gate_info
 from leasekit.server.roles.unmet import unmet
 from leasekit.server.store import Space, Store
 from leasekit.task import Ended, GateInfo, KindInfo, Page, Stats, TaskInfo
@@ -91,7 +93,7 @@ class Queries:
 
         After `patience` seconds, return those that were found by then, and where the search goes on.
         """
-        listing = frontend.Listing(*split(wanted), cursor=cursor, limit=limit, kinds=kinds)
+        listing = Listing(*split(wanted), cursor=cursor, limit=limit, kinds=kinds)
         until = None if patience is None else asyncio.get_running_loop().time() + patience
         gained, page = self._clock.gained, None
         while page is None:
@@ -149,7 +151,7 @@ class Queries:
     def gates_here(self) -> list[GateInfo]:
         """The closed gates, as of the last transaction of this node."""
         now = self._clock.peek()
-        return [frontend.gate_info(row) for row in self._commit.kinds.gates.rows if row.holds(now)]
+        return [gate_info(row) for row in self._commit.kinds.gates.rows if row.holds(now)]
 
     async def periodics(self, *, after: str = "", limit: int = 100) -> list[PeriodicInfo]:
         """Return the first periodic tasks whose names come after `after`, each with its next firing."""

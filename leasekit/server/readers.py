@@ -8,7 +8,7 @@ from typing import TypeVar
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import Clock
 from leasekit.server.daemon_threads import DaemonThreads
-from leasekit.server.roles import frontend
+from leasekit.server.roles import task_infos
 from leasekit.server.roles.selection import Found, Named, Search
 from leasekit.server.store import Store, View
 from leasekit.task import TaskInfo
@@ -69,12 +69,12 @@ class Readers:
 
     async def ended_of(self, ids: Collection[str]) -> list[str]:
         """Return those of these ids whose tasks have ended, or are unknown."""
-        return await self.read(lambda view: frontend.over_of(view, ids))
+        return await self.read(lambda view: task_infos.over_of(view, ids))
 
     async def tasks(self, ids: Collection[str]) -> dict[str, TaskInfo]:
         """Return the tasks of these ids that exist, with users' JSON values as `Raw`."""
         return await self.read(
-            lambda view: frontend.infos(view, ids, now=self._clock.peek(), gained=self._clock.gained)
+            lambda view: task_infos.infos(view, ids, now=self._clock.peek(), gained=self._clock.gained)
         )
 
     def _look(self, look: Callable[[View], _T]) -> _T:

@@ -38,10 +38,12 @@ from leasekit.server.roles import (
     rescheduling,
     retention,
     start_deadlines,
+    task_infos,
 )
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.roles.gates import GateChange
+from leasekit.server.roles.listing import Listing
 from leasekit.server.roles.periodic import Change as PeriodicChange
 from leasekit.server.roles.selection import seq_of_cursor, split
 from leasekit.server.roles.unmet import unmet
@@ -286,7 +288,7 @@ class MemoryService:
     def get(self, task_id: str) -> TaskInfo | None:
         """Return everything about one task; None if no task has that id."""
         with self._view() as view:
-            info = frontend.infos(view, [task_id], now=self._latest).get(task_id)
+            info = task_infos.infos(view, [task_id], now=self._latest).get(task_id)
         return None if info is None else plain_info(info)
 
     async def stats(self) -> Stats:
@@ -440,7 +442,7 @@ class MemoryService:
 
     async def list_tasks(self, *, cursor: str | None = None, limit: int, **wanted: Any) -> Page:
         """Return a page of the tasks that match all given filters, in the order that the filters ask for."""
-        listing, page = frontend.Listing(*split(wanted), cursor=cursor, limit=limit), None
+        listing, page = Listing(*split(wanted), cursor=cursor, limit=limit), None
         with self._view() as view:
             while page is None:
                 page = listing.look(view, now=self._latest)

@@ -32,7 +32,7 @@ server.roles.selection:Search.look
 tests/server/test_dead_letters.py::test_what_does_not_match_takes_no_place_in_a_page
 
 a-list-skips-what-did-not-fit: A list of which some tasks did not match skips the tasks that it has not looked at.
-server.roles.frontend:Listing.look
+server.roles.listing:Listing.look
 - rows[-1].seq if len(rows) == most else stretch.until
 + stretch.until
 tests/server/test_dead_letters.py::test_what_does_not_match_takes_no_place_in_a_page

@@ -33,30 +33,33 @@ async def all_ended(
     never = asyncio.Event()
     wait = _FIRST_WAIT
     ended: dict[str, TaskInfo] = {}
+    left = list(dict.fromkeys(task_ids))
     if ask is None:
-        left = await _unfinished(poll, dict.fromkeys(task_ids), ended)
-    else:
-        left = list(dict.fromkeys(task_ids))
+        left = await _unfinished(poll, left, ended)
     while left:
         now = clock.now()
         if ask is not None:
-            found = await ask(left[:_TOGETHER], max(0.0, min(_LONGEST_HOLD, until - now)))
-            for task_id in found.unknown:
-                raise LeasekitError(_unknown(task_id))
-            ended |= {info.id: info for info in found.tasks}
-            left = [task_id for task_id in left if task_id not in ended]
-            if found.tasks:
+            before, left = left, await _not_told_of(ask, left, ended, hold=max(0.0, min(_LONGEST_HOLD, until - now)))
+            if len(left) < len(before):
                 wait = _FIRST_WAIT
                 continue
         if now >= until and (ask is not None or (left := await _unfinished(poll, left, ended))):
-            more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-            raise TimeoutError(f"after {timeout:g} s these tasks have not ended: {', '.join(left[:_NAMED])}{more}")
+            raise TimeoutError(f"after {timeout:g} s these tasks have not ended: {_named(left)}")
         if left and clock.now() < now + wait:  # else the service has waited
             await clock.wait(never, min(now + wait, until))
             wait = min(wait * 2, _LONGEST_WAIT)
         while ask is None and left and not await _unfinished(poll, left[:1], ended):
             left = left[1:]
     return [ended[task_id] for task_id in task_ids]
+
+
+async def _not_told_of(ask: Ask, left: list[str], ended: dict[str, TaskInfo], *, hold: float) -> list[str]:
+    """Ask which of these tasks have ended, add those to `ended`, and return the ids of the others."""
+    found = await ask(left[:_TOGETHER], hold)
+    for task_id in found.unknown:
+        raise LeasekitError(_unknown(task_id))
+    ended |= {info.id: info for info in found.tasks}
+    return [task_id for task_id in left if task_id not in ended]
 
 
 async def _unfinished(poll: Poll, task_ids: Iterable[str], ended: dict[str, TaskInfo]) -> list[str]:
@@ -71,6 +74,11 @@ async def _unfinished(poll: Poll, task_ids: Iterable[str], ended: dict[str, Task
         else:
             left.append(task_id)
     return left
+
+
+def _named(task_ids: Sequence[str]) -> str:
+    more = f" and {len(task_ids) - _NAMED} more" if len(task_ids) > _NAMED else ""
+    return f"{', '.join(task_ids[:_NAMED])}{more}"
 
 
 def _unknown(task_id: str) -> str:

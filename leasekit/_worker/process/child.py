@@ -91,19 +91,25 @@ def main(fd: int) -> None:
         channel.send(messages.StartupFailed(why="".join(traceback.format_exception(error))))
         return
     executor = _Executor(channel, handler, _Connection(setup), guard=guard, threads=setup.threads)
-    threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
-    threads = [
-        threading.Thread(target=executor.serve, name=f"leasekit-handler-{index}", daemon=True)
-        for index in range(1, setup.threads)
-    ]
-    for thread in threads:
-        thread.start()
+    threads = _start_threads(executor, setup.threads)
     channel.send(messages.Ready())
     executor.serve()
     if setup.lifespans:
         for thread in threads:  # no handler may run when what it uses is shut down
             thread.join()
     life.close()
+
+
+def _start_threads(executor: "_Executor", count: int) -> list[threading.Thread]:
+    """Start the thread that listens, and those that run handlers beside the main thread; return these."""
+    threading.Thread(target=executor.listen, name="leasekit-executor", daemon=True).start()
+    threads = [
+        threading.Thread(target=executor.serve, name=f"leasekit-handler-{index}", daemon=True)
+        for index in range(1, count)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def _log_to_stderr(setup: messages.Setup) -> None:

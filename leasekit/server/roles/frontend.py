@@ -1,48 +1,31 @@
-"""The frontend: schedule, cancel, get and list tasks, for the producers of tasks."""
+"""The frontend: schedule and cancel tasks, for the producers of tasks; what it tells of them is in `task_infos`."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Raw
 from msgspec.structs import replace
 
 from leasekit._lifecycle.sameness import payload_digest
-from leasekit._lifecycle.states import LEASED, REDRIVEN, WAITING
+from leasekit._lifecycle.states import LEASED, WAITING
 from leasekit._lifecycle.transitions import cancelled, has_lapsed, rescheduled
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
-from leasekit.server.access import KindPatterns
 from leasekit.server.roles import chains, following, start_deadlines
 from leasekit.server.roles.consumer import lapse
-from leasekit.server.roles.selection import (
-    AFTER_ALL,
-    Stretch,
-    last_run,
-    matching,
-    number_to_read,
-    of_kinds,
-    seq_of_cursor,
-)
-from leasekit.server.store import Checkpoint, Deadline, Dedupe, Entity, Filter, GateRow, Run, Trigger, View
-from leasekit.server.store.damage import is_number, json_fault
-from leasekit.server.store.gates import DROP, KIND, PARKED_AT, Gates
-from leasekit.server.store.routes import MOST, kind_of, requirements_of, route_of
+from leasekit.server.store import Deadline, Dedupe, Entity, Trigger
+from leasekit.server.store.gates import PARKED_AT
+from leasekit.server.store.routes import MOST, kind_of, route_of
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import (
     DEFAULTS,
     CompleteSettings,
-    GateInfo,
-    HistoryEntry,
     NewTask,
-    Page,
     Scheduled,
     Status,
-    TaskInfo,
-    TaskSelection,
     Verdict,
     effective,
 )
@@ -50,11 +33,7 @@ from leasekit.task.words import NAME_PREFIX
 from leasekit.wire import RescheduleRequest, traceparent
 
 LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
-_HISTORY = 100  # the latest runs, which are shown
-_PAGE_BYTES = 4 * 1024 * 1024  # bytes of values in one page of a listing
-_PAGE_STEP = 10  # tasks whose values are loaded at once
 NAME_UNUSED = 3600.0  # seconds after which the use of a free name is noted
-_NULL = Raw(b"null")
 
 
 def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
@@ -138,11 +117,13 @@ class _Intake:
             self._used.append(replace(row, next_trigger_at=self._turn.now))
 
     def save(self) -> None:
-        turn = self._turn
-        turn.tx.save(self._used)
+        self._turn.tx.save(self._used)
         self._replaced.save()
-        if not self._new:
-            return
+        if self._new:
+            self._save_new()
+
+    def _save_new(self) -> None:
+        turn = self._turn
         seq = turn.tx.allocate_seqs(len(self._new))
         comes_from_others = bool(self.after or self._parents)
         entities: list[Entity] = []
@@ -152,9 +133,7 @@ class _Intake:
         routes: dict[int, str] = {}
         tags: list[tuple[str, int]] = []
         for task_id, payload, digest, task, settings in self._new:
-            at = due_at(task, turn.now)
-            if task.debounce is not None:
-                at = min(at, turn.now + task.debounce)
+            at = _first_due_at(task, turn.now)
             entities.append(_entity(seq, task_id, payload, digest, task, settings, at=at, now=turn.now))
             rows.append(_row(seq, task_id, task, settings, at=at, now=turn.now))
             if (key := self._key_of(task)) is not None:
@@ -169,15 +148,17 @@ class _Intake:
             seq += 1
             if not comes_from_others:
                 turn.ready(task.kind, at)
-        if routes:
-            _check_routes(turn, set(routes.values()))
+        _check_routes(turn, set(routes.values()))
         turn.tx.add(entities, self._begun(rows) if comes_from_others else rows, keys, routes)
+        self._write_more(deadlines, tags)
+
+    def _write_more(self, deadlines: dict[int, Deadline], tags: list[tuple[str, int]]) -> None:
         if deadlines:
-            start_deadlines.add(turn, deadlines)
+            start_deadlines.add(self._turn, deadlines)
         if tags:
-            turn.tx.add_tags(tags)
+            self._turn.tx.add_tags(tags)
         if self._new_firsts:
-            turn.tx.set_dedupes(list(self._new_firsts.values()))
+            self._turn.tx.set_dedupes(list(self._new_firsts.values()))
 
     def _begun(self, rows: list[Trigger]) -> list[Trigger]:
         """Return the states of new tasks of which some run after others, or come from them."""
@@ -222,6 +203,8 @@ class _Intake:
 
 def _check_routes(turn: UnitOfWork, new: Collection[str]) -> None:
     """Raise `Refused` if the tasks of a kind would require too many different sets of labels."""
+    if not new:
+        return
     kinds = {kind_of(name) for name in new}
     known = {*turn.tx.routes(kinds), *new}
     for kind, count in Counter(map(kind_of, known)).items():
@@ -276,6 +259,17 @@ class Replaced:
 def due_at(task: NewTask | RescheduleRequest, now: float) -> float:
     """Return when a task is due for which `at` or `delay` say it, by the store's time."""
     return now + (task.delay or 0.0) if task.at is None else min(max(task.at.timestamp(), 0.0), LAST_MOMENT)
+
+
+def _first_due_at(task: NewTask, now: float) -> float:
+    """Return when a new task is due: with `debounce`, so many seconds after this submission at the latest."""
+    at = due_at(task, now)
+    return at if task.debounce is None else min(at, now + task.debounce)
+
+
+def moment(at: float) -> datetime:
+    """Return a moment of the store's time as clients see it."""
+    return datetime.fromtimestamp(at, UTC)
 
 
 def _entity(
@@ -357,196 +351,3 @@ def _cancel_verdict(row: Trigger) -> Verdict:
     if row.status in LEASED:
         return Verdict(id=row.id, verdict="cancel_requested")
     return Verdict(id=row.id, verdict="gone", reason="settled")
-
-
-def infos(view: View, ids: Collection[str], *, now: float, gained: float = 0.0) -> dict[str, TaskInfo]:
-    """Return everything about those of these tasks that exist.
-
-    `now` is the store's time; `gained` is the seconds by which the clock of this store is ahead of the clock by which
-    leases end.
-    """
-    rows = list(view.triggers(ids).values())
-    return {info.id: info for info in _infos(view, rows, history=True, now=now, gained=gained)}
-
-
-def over_of(view: View, ids: Collection[str]) -> list[str]:
-    """Return those of these tasks that have ended for good, or do not exist."""
-    rows = view.triggers(ids)
-    return [task_id for task_id in ids if task_id not in rows or rows[task_id].status.ended]
-
-
-class Listing:
-    """A page of a listing, found in steps of bounded work: other reads go in between, however few tasks match."""
-
-    def __init__(
-        self,
-        wanted: Filter,
-        selection: TaskSelection,
-        *,
-        cursor: str | None,
-        limit: int,
-        kinds: KindPatterns | None = None,
-    ) -> None:
-        """Begin a page of up to `limit` tasks, fewer if big. Raises `Refused` for a made-up `cursor`.
-
-        Only tasks of these `kinds` (None: of all) are in it.
-        """
-        self._wanted, self._selection, self._accept = wanted, selection, of_kinds(kinds)
-        self._limit = limit
-        self._after = AFTER_ALL if wanted.newest and cursor is None else seq_of_cursor(cursor)
-        self._tasks: list[TaskInfo] = []
-        self._size = 0
-
-    def look(self, view: View, *, now: float, gained: float = 0.0) -> Page | None:
-        """Look at the next tasks. Return the page once it is full or no task is left, else None."""
-        stretch = Stretch.next(view, self._wanted, after=self._after)
-        if stretch is None:
-            return Page(tasks=self._tasks, cursor=None)
-        room = self._limit - len(self._tasks)
-        most = number_to_read(room, self._selection, self._accept)
-        rows = view.page(self._wanted, after=self._after, limit=most, **stretch._asdict())
-        found = matching(view, [row for row in rows if self._accept(row)], self._selection)
-        infos = _infos(view, found[:room], history=False, now=now, gained=gained)
-        if self._take(infos, found) < len(found):
-            return Page(tasks=self._tasks, cursor=str(self._after))
-        self._after = rows[-1].seq if len(rows) == most else stretch.until
-        return None
-
-    @property
-    def so_far(self) -> Page:
-        """The tasks that were found, and where the search goes on."""
-        return Page(tasks=self._tasks, cursor=str(self._after))
-
-    def _take(self, infos: Iterable[TaskInfo], rows: Sequence[Trigger]) -> int:
-        """Add tasks as long as they have room, and return how many were added."""
-        before = len(self._tasks)
-        for row, info in zip(rows, infos, strict=False):
-            if self._size > _PAGE_BYTES:
-                break
-            self._tasks.append(info)
-            self._size += sum(len(bytes(value)) for value in (info.payload, info.progress, info.result, info.error))
-            self._after = row.seq
-        return len(self._tasks) - before
-
-
-def _infos(view: View, rows: Sequence[Trigger], *, history: bool, now: float, gained: float) -> Iterable[TaskInfo]:
-    gates = Gates(view.gates()) if any(row.status in WAITING for row in rows) else Gates()
-    for start in range(0, len(rows), _PAGE_STEP):
-        step = rows[start : start + _PAGE_STEP]
-        seqs = [row.seq for row in step]
-        entities, progress = view.entities(seqs), view.progress(seqs)
-        keys, of_chains, tags = view.keys(seqs), view.chains_of(seqs), view.tags(seqs)
-        deadlines = view.deadlines([row.seq for row in step if row.started_at is None and not row.status.ended])
-        routes = view.routes_of(seqs)
-        for row in step:
-            runs = view.last_runs(row.seq, limit=_HISTORY if history else 2)  # one may be a reschedule
-            info = _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
-            if row.seq in keys:
-                info = replace(info, key=keys[row.seq])
-            if row.seq in tags:
-                info = replace(info, tags=tags[row.seq])
-            if row.seq in routes:
-                info = replace(info, requires=requirements_of(routes[row.seq]))
-            if row.seq in of_chains:
-                parent, root = of_chains[row.seq]
-                info = replace(info, parent=parent, root=root)
-            if row.seq in deadlines:
-                info = replace(info, start_by=moment(deadlines[row.seq].at))
-            if following.is_awaiting(row):
-                info = replace(info, at=moment(entities[row.seq].at), reason=_wait_of(view, row.id))
-            elif row.next_trigger_at == PARKED_AT:
-                info = replace(info, at=moment(view.parked_tasks([row.seq]).get(row.seq, entities[row.seq].at)))
-            if row.status in WAITING and (gate := gates.of(row.kind, info.collection, now)) is not None:
-                info = replace(info, gate=gate_info(gate))
-            ends_at = row.next_trigger_at if row.status in LEASED else None
-            yield info if ends_at is None else replace(info, lease_until=moment(ends_at + gained))
-
-
-def _wait_of(view: View, task_id: str) -> str | None:
-    names = [name for name, _ in view.waits_of([task_id])]
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f'waits for "{names[0]}"{others} to succeed' if names else None
-
-
-def _info(
-    row: Trigger, entity: Entity | None, checkpoint: Checkpoint | None, runs: Sequence[Run], *, history: bool
-) -> TaskInfo:
-    last = last_run(runs)
-    waits_until = row.next_trigger_at if row.status in WAITING else None
-    at: float = waits_until or (0.0 if entity is None else entity.at)
-    damage: list[str] = [] if entity is not None else ["its row of `task`"]
-    info = TaskInfo(
-        id=row.id,
-        kind=row.kind,
-        status=row.status,
-        priority=row.priority,
-        attempt=row.attempt,
-        crashes=row.crashes,
-        fence=row.fence,
-        at=moment(at if is_number(at) else 0.0),
-        collection=entity.collection if entity is not None and isinstance(entity.collection, str) else None,
-        payload=_raw(entity.payload if entity is not None else None, "payload", damage),
-        progress=_raw(checkpoint.value if checkpoint is not None else None, "progress", damage),
-        result=_raw(last.result if last else None, "result", damage),
-        error=_raw(last.error if last else None, "error", damage),
-        worker=row.owner or (last.worker if last and last.outcome != REDRIVEN else None),
-        cancel_requested=row.cancel_requested,
-        scheduled_at=_told_moment(entity.created_at if entity is not None else None),
-        claimed_at=_told_moment(row.claimed_at),
-        started_at=_told_moment(row.started_at),
-        heartbeat_at=_told_moment(row.heartbeat_at),
-        progress_at=_told_moment(checkpoint.at if checkpoint is not None else None),
-        ended_at=_told_moment(row.ended_at),
-        history=[_history_entry(run, damage) for run in runs] if history else [],
-        reason=row.reason,
-        root=row.id,
-    )
-    if not damage or info.reason is not None:
-        return info
-    return replace(info, reason=f"the store is damaged, and these are left out: {', '.join(dict.fromkeys(damage))}")
-
-
-def _history_entry(run: Run, damage: list[str]) -> HistoryEntry:
-    return HistoryEntry(
-        fence=run.fence,
-        attempt=run.attempt,
-        outcome=run.outcome,
-        at=moment(run.at),
-        worker=run.worker,
-        claimed_at=_told_moment(run.claimed_at),
-        started_at=_told_moment(run.started_at),
-        heartbeat_at=_told_moment(run.heartbeat_at),
-        result=_raw(run.result, "result", damage),
-        error=_raw(run.error, "error", damage),
-    )
-
-
-def gate_info(row: GateRow) -> GateInfo:
-    of_kind = row.scope == KIND
-    return GateInfo(
-        kind=row.name if of_kind else None,
-        collection=None if of_kind else row.name,
-        mode="drop" if row.mode == DROP else "pause",
-        until=None if row.until is None else moment(row.until),
-        reason=row.reason,
-        changed_at=moment(row.changed_at),
-        changed_by=row.changed_by,
-    )
-
-
-def moment(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC)
-
-
-def _told_moment(at: Any) -> datetime | None:
-    """Return a moment that the store may not know, or whose column may be damaged: then None."""
-    return moment(at) if is_number(at) else None
-
-
-def _raw(value: bytes | None, name: str, damage: list[str]) -> Raw:
-    if value is None:
-        return _NULL
-    if json_fault(value) is not None:
-        damage.append(name)
-        return _NULL
-    return Raw(value)

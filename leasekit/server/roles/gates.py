@@ -19,7 +19,8 @@ from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.fair_lane import FairLane
 from leasekit.server.key_rooms import release_kinds
-from leasekit.server.roles.frontend import LAST_MOMENT, gate_info
+from leasekit.server.roles.frontend import LAST_MOMENT
+from leasekit.server.roles.task_infos import gate_info
 from leasekit.server.store import GateRow, Lane, Trigger, View
 from leasekit.server.store.gates import COLLECTION, DROP, KIND, OPEN, PARKED_AT
 from leasekit.server.unit_of_work import UnitOfWork

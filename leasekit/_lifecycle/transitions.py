@@ -1,5 +1,6 @@
 """Return the new state of a task after a grant, a heartbeat, a cancel or the end of a run. Sans-IO."""
 
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,9 +78,14 @@ def is_claimable(row: Trigger, fence: int, *, now: float) -> bool:
     return row.next_trigger_at <= now or (row.status is Status.ENQUEUED and row.fence == fence)
 
 
+def is_token_of(row: Trigger, token: str) -> bool:
+    """Whether `token` is that of the task's latest claim; how long the look takes tells nothing of the right one."""
+    return row.token is not None and compare_digest(row.token, token)
+
+
 def is_latest(row: Trigger, token: str) -> bool:
     """Whether `token` is that of the task's current lease, even if the lease has ended and was not expired yet."""
-    return row.token == token and row.status in LEASED
+    return is_token_of(row, token) and row.status in LEASED
 
 
 def is_held(row: Trigger, token: str, now: float) -> bool:

@@ -13,10 +13,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from leasekit.errors import BackendError
 from leasekit.server.clock import ALIVE, Clock
@@ -40,14 +40,16 @@ _AWAITED = 50_000  # tasks that other nodes wait for, and that are remembered
 
 _T = TypeVar("_T")
 
+_Count = Annotated[int, Meta(ge=0, le=2**31)]
+
 
 class Due(Struct, frozen=True, array_like=True, tag="due"):
     """Tasks of a kind or route have become due, or will, or may start."""
 
     kind: str  # or the name of a route
-    number: int
+    number: _Count
     next_at: float | None
-    freed: int = 0  # the places that have become free, if the kind has a limit
+    freed: _Count = 0  # the places that have become free, if the kind has a limit
 
 
 class Cancel(Struct, frozen=True, array_like=True, tag="cancel"):
@@ -149,7 +151,7 @@ class Neighbours:
         def heard(message: str) -> None:
             try:
                 hints = _decode(message)
-            except msgspec.MsgspecError:  # not from leasekit, or from one that knows more
+            except (msgspec.MsgspecError, RecursionError):  # not from leasekit, or from one that knows more
                 return
             loop.call_soon_threadsafe(self._hear, hints)
 

@@ -152,7 +152,7 @@ class Operations:
             self._room.check()
         answer: PeriodicRow | Scheduled | None = await self._commit.ask(SET_PERIODIC, change, size=1, note=note)
         is_repeat = isinstance(change, periodic.Put) and change.is_declared  # as a rule: the event tells of changes
-        if not is_repeat and (answer is not None or isinstance(change, periodic.Remove)):
+        if not is_repeat and answer is not None:
             logger.info("%s has %s", change.by or "a client", periodic.described(change))
         return periodic.info(answer, count=1) if isinstance(answer, PeriodicRow) else answer
 

@@ -85,7 +85,7 @@ def _redriven(turn: UnitOfWork, request: Any, answer: Redriven) -> int:
 def _periodic_changed(turn: UnitOfWork, change: PeriodicChange, answer: Any) -> int | None:
     """Return 1, 0 if there was nothing to change, or None for code that declares what is there already."""
     if answer is None:
-        return int(isinstance(change, periodic.Remove))
+        return 0
     return None if isinstance(change, periodic.Put) and change.is_declared and answer.changed_at != turn.now else 1
 
 

@@ -273,7 +273,8 @@ async def test_messages_that_are_not_from_leasekit_are_ignored(nodes: list[Engin
     await nodes[0].schedule([NewTask(kind="k", id="t")])
     await taken(nodes[0])
     with psycopg.connect(url, autocommit=True) as connection:
-        for payload in ("", "hello", "x", "node [1]", 'node [["a hint of tomorrow",1]]', 'node [["due"]]', "node {"):
+        odd = ('node [["a hint of tomorrow",1]]', 'node [["due"]]', 'node [["due","k",-1,null]]')
+        for payload in ("", "hello", "x", "node [1]", *odd, "node {", f"node {'[' * 3900}{']' * 3900}"):
             connection.execute("SELECT pg_notify('leasekit', %s)", (payload,))
     await nodes[2].cancel(["t"])
     assert await waiting == ["t"]

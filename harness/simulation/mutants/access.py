@@ -194,6 +194,18 @@ server.roles.tokens:_check_order
 + False
 tests/server/http/test_http_access.py::test_a_token_that_is_ended_by_its_name_is_that_of_the_name[sqlite]
 
+all-tokens-used-up: An operator of some kinds makes so many tokens that nobody can make one.
+server.roles.tokens:_check_room
+- _MOST if by.has_all_kinds else _MOST_OF_SOME
++ _MOST
+tests/server/http/test_http_access.py::test_an_operator_of_some_kinds_leaves_room_for_those_of_all[sqlite]
+
+all-gates-used-up: An operator of some kinds closes so many gates that nobody can close one.
+server.roles.gates:change
+- _MOST if wanted.has_all_kinds else _MOST_OF_SOME
++ _MOST
+tests/server/http/test_http_access.py::test_an_operator_of_some_kinds_leaves_room_for_those_of_all[sqlite]
+
 wider-patterns: A pattern covers all that begin as its kinds do.
 server.access:KindPatterns.cover
 - self.match(pattern)
@@ -279,6 +291,12 @@ server.roles.audit:names_of
 + f"{field.encode_name}={getattr(values, field.name)}"
 tests/server/http/test_http_access.py::test_the_log_has_names_and_no_values[sqlite]
 
+removals-noted: The log has that a periodic task of a foreign kind was removed, which is there.
+server.request_classes:_periodic_changed
+- answer is None
++ answer is None and not isinstance(change, periodic.Remove)
+tests/server/http/test_http_access.py::test_the_log_tells_what_was_removed_from_what_was_left[sqlite]
+
 submitters-noted: What submitters do every day is in the log.
 server.http.request:ApiRequest.note_of_operator
 - self.access.token_id is not None and "operate" in self.access.scopes
@@ -308,6 +326,24 @@ server.http.reach:Reach._is_name
 + True
 tests/server/http/test_http_tls.py::test_the_host_header_names_the_server_also_with_tls_and_tokens
 
+first-line-believed: What a client has put before the line of a proxy counts as its address.
+server.http.reach:Reach.peer
+- ",".join(request.headers.getlist("x-forwarded-for"))
++ request.headers.get("x-forwarded-for", "")
+tests/server/http/test_http_tls.py::test_the_client_of_a_request_is_what_a_known_proxy_says
+
+ports-counted: Each port of an address is a client of its own.
+server.http.reach:_forwarded
+- (part, _without_port(part))
++ (part,)
+tests/server/http/test_http_tls.py::test_the_address_of_a_client_has_no_port_and_what_is_none_counts_as_the_proxy[1.2.3.4:5678-1.2.3.4]
+
+trailers-believed: What stands behind a body is a header.
+server.http.protocol:BoundedProtocol.on_headers_complete
+- self.headers = []
++ pass
+tests/server/http/test_http_connections.py::test_what_stands_behind_a_chunked_body_is_no_header[sqlite-origin: http://evil]
+
 around-the-proxy: Requests go around the proxy that has TLS.
 server.http.reach:Reach.check
 - self.proxies and not is_probe and not self._is_trusted(request)
@@ -327,7 +363,7 @@ server.console.sessions:Sessions.end
 tests/server/console/test_login.py::test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked
 
 console-for-some-kinds: The console shows all kinds to a token for some.
-server.console.site:Console._access_of
+server.console.site:_checked
 - not access.has(["read"]) or not access.has_all_kinds
 + False
 tests/server/console/test_login.py::test_a_token_for_some_kinds_or_without_read_is_told_what_it_lacks

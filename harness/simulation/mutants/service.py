@@ -21,7 +21,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "result-without-token": Mutant(
         "Any token settles a lease.",
-        Edit("server.roles.hsc:_Desk.settle", "row.token != settlement.token", "row.token is None"),
+        Edit("server.roles.hsc:_Desk.settle", "not is_token_of(row, settlement.token)", "row.token is None"),
         by=Histories("fencing", ["S3", "S4", "S7"]),
     ),
     "fence-not-bumped": Mutant(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
 from leasekit.server.console.acts import ACTS, SAID, Act, Done
@@ -29,10 +29,13 @@ async def form_of(request: Request) -> dict[str, str]:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415, f"the body must be {_FORM}")
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _LONGEST:
-            raise HTTPException(413, f"the form is larger than {_LONGEST:,} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _LONGEST:
+                raise HTTPException(413, f"the form is larger than {_LONGEST:,} bytes")
+    except ClientDisconnect:
+        raise HTTPException(400, "the client disconnected before the form was complete") from None
     return parameters(body)
 
 

@@ -109,17 +109,14 @@ class Console:
         """Return who asks. Raises `HTTPException` if they may not look."""
         if self._auth is None:
             return LOCAL
-        access = self._sessions.access_of(request) or await self._auth.access_of(request)
-        if not access.has(["read"]) or not access.has_all_kinds:
-            raise HTTPException(403, f"the console needs the scope `read` for all kinds: {access.name!r} has less")
-        return access
+        return _checked(self._sessions.access_of(request) or await self._auth.access_of(request))
 
     async def _log_in(self, request: Request) -> Response:
         """Show the form for an access token, or begin a session with one."""
         fault = None
         if request.method == "POST" and self._auth is not None:
             try:
-                access = await self._auth.log_in(request, (await form_of(request)).get("token", ""))
+                access = _checked(await self._auth.log_in(request, (await form_of(request)).get("token", "")))
             except Unauthenticated as error:
                 fault = error.detail
             else:
@@ -186,6 +183,13 @@ class Console:
 
 
 _STREAMS: Mapping[str, Callable[[Visit], AsyncGenerator[bytes]]] = {"pulse": pulses, "events": events}
+
+
+def _checked(access: Access) -> Access:
+    """Return who asks. Raises `HTTPException` if they may not look: then no session begins either."""
+    if not access.has(["read"]) or not access.has_all_kinds:
+        raise HTTPException(403, f"the console needs the scope `read` for all kinds: {access.name!r} has less")
+    return access
 
 
 def _is_nobody(access: Access) -> bool:

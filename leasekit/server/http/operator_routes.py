@@ -205,7 +205,8 @@ async def open_collection(request: ApiRequest, params: ChangedCollection) -> Gat
 
 async def _close(request: ApiRequest, gated: gates.Gated, worker: str | UnsetType, body: GateRequest) -> GateInfo:
     note = request.note(f"{gated.scope}.{body.mode}", target=gated.name, fields=body, worker=worker)
-    info = await request.parts.engine.operations.set_gate(gated.closed(body, request.client_name(worker)), note=note)
+    change = gated.closed(body, request.client_name(worker))._replace(has_all_kinds=request.access.has_all_kinds)
+    info = await request.parts.engine.operations.set_gate(change, note=note)
     assert info is not None  # noqa: S101 - it was just closed
     return info
 

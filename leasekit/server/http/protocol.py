@@ -51,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("")
         except httptools.HttpParserUpgrade as offer:
             self.parser = httptools.HttpRequestParser(_Body(self))
-            framing = [b"%s: %s\r\n" % header for header in self.headers if header[0] in _FRAMING]
+            framing = [b"%s: %s\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING]
             self.data_received(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing) + data[offer.args[0] :])
         if self._timer is not None:
             self._head += len(data)
@@ -69,6 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         super().on_headers_complete()
+        self.headers = []  # for the fields behind a chunked body: the head alone says who asks, and the scope has it
         self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False

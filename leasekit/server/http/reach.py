@@ -91,9 +91,10 @@ class Reach:
         """Return the address of the client: that which the proxy gives, if the request comes through it."""
         host = request.client.host if request.client else ""
         if self.proxies:
-            forwarded = [part.strip() for part in request.headers.get("x-forwarded-for", "").split(",") if part.strip()]
-            while forwarded and self._is_proxy(host):
-                host = forwarded.pop()
+            # A proxy adds to the list, or to its lines: what came before is of the client, which may write anything.
+            forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
+            while forwarded and self._is_proxy(host) and (told := _forwarded(forwarded.pop())) is not None:
+                host = told or host
         return _grouped(host)
 
     def _is_trusted(self, request: Request) -> bool:
@@ -138,6 +139,12 @@ def _network(text: str) -> _Network:
         raise ConfigError(
             f"--behind-proxy must be an address or a network, as in 10.0.0.7 or 10.0.0.0/24, got {text!r}"
         ) from None
+
+
+def _forwarded(part: str) -> str | None:
+    """Return the address in a part of `X-Forwarded-For`, without its port; "" if that is empty, None without one."""
+    part = part.strip()
+    return next((text for text in (part, _without_port(part)) if not text or _address(text) is not None), None)
 
 
 def _without_port(host: str) -> str:

@@ -328,8 +328,12 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
         tickets=body.tickets,
         labels=body.labels,
     )
-    claimed = await (request.wait(parts.polls, claiming) if wait else claiming)
-    return parts.sending.begin(key, claimed or Claimed(tasks=[]))  # none: the client has disconnected
+    claimed = await (request.wait(parts.polls, claiming) if wait else claiming) or Claimed(tasks=[])
+    if body.tickets and not request.access.has_all_kinds:  # those of foreign tasks are refused like those of none
+        ids, refused = [ticket.id for ticket in body.tickets], {*claimed.refused}
+        own = await request.own(ids)
+        claimed = replace(claimed, refused=[each for each in ids if each in refused or each not in own])
+    return parts.sending.begin(key, claimed)  # without tasks also if the client has disconnected
 
 
 @post("/v1/heartbeats", needs("work", kinds=Where.ITEMS), WRITES)

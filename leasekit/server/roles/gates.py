@@ -29,6 +29,7 @@ from leasekit.wire import ChangedCollection, GateRequest, OneKind
 
 STEP = 500  # tasks that one transaction puts back or ends
 _MOST = 1000  # gates, which are all in the memory of each node
+_MOST_OF_SOME = 500  # that operators of some kinds may make: they leave the others room to pause what must not go on
 _FIRST = (-1.0, -1)  # before every task of a lane
 
 
@@ -42,6 +43,7 @@ class GateChange(NamedTuple):
     duration: float | None
     reason: str | None
     by: str | None  # who asked
+    has_all_kinds: bool = True  # whether they may close all gates
 
 
 class Gated(NamedTuple):
@@ -89,8 +91,8 @@ def change(turn: UnitOfWork, changes: Sequence[GateChange]) -> list[GateInfo | N
         if old is not None and old.holds(turn.now) and old[:5] == new[:5]:
             new = old
         elif new.mode != OPEN:
-            if old is None and len(rows) >= _MOST:
-                raise Refused(f"there are {_MOST} gates already: open one first")
+            if old is None and len(rows) >= (most := _MOST if wanted.has_all_kinds else _MOST_OF_SOME):
+                raise Refused(f"there are {most} gates already: open one first")
             turn.tx.set_gate(new)
             turn.tell_of_gate(new)
             if new.mode == DROP and new.scope == KIND:

@@ -23,6 +23,7 @@ from leasekit._lifecycle.transitions import (
     is_held,
     is_latest,
     is_overdue,
+    is_token_of,
     retry_wait,
     unexpired,
 )
@@ -172,7 +173,7 @@ class _Past:
             return "cancelled"
         if row.status.ended:
             return "settled"
-        if row.token == token:
+        if is_token_of(row, token):
             return "overdue" if is_overdue(row, self._instant) else "expired"
         run = self.find(row, token)
         return "settled" if run is not None and run.digest is not None else "taken"
@@ -207,7 +208,7 @@ class _Desk:
             row = rows.get(settlement.id)
             if row is None:
                 continue
-            if row.token != settlement.token or row.status not in LEASED:
+            if not is_latest(row, settlement.token):
                 past.append(row.seq)
             if settlement.outcome in _BOUNDED:
                 bounded.append(row.seq)
@@ -225,7 +226,7 @@ class _Desk:
     def settle(self, settlement: Settlement) -> Verdict:
         row = self._rows.get(settlement.id)
         digest = _digest(settlement)
-        if row is None or row.token != settlement.token:
+        if row is None or not is_token_of(row, settlement.token):
             run = None if row is None else self._past.find(row, settlement.token)
             if run is not None and run.digest == digest:
                 return self._settled(settlement)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from leasekit._lifecycle.validation import read
@@ -79,9 +80,8 @@ def _tx(turn: UnitOfWork) -> SharedTx:
 def _decoded(row: InboxRow) -> NewTask:
     if row.task is None:
         raise ValueError(f"a task has at most {_LARGEST:,} bytes of JSON")
-    request: ScheduleRequest = read(b'{"tasks":[%b]}' % row.task.encode(), ScheduleRequest)
-    if len(request.tasks) != 1:
-        raise ValueError(f"a row has one task, this one has {len(request.tasks)}")
+    one = msgspec.json.decode(row.task, type=Raw)  # so that the text of a row cannot end the list, and begin another
+    request: ScheduleRequest = read(b'{"tasks":[%b]}' % bytes(one), ScheduleRequest)
     task: NewTask = request.tasks[0]
     if task.delay is None:
         return task

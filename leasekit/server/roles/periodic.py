@@ -84,7 +84,10 @@ def check(name: str, task: PeriodicTask) -> None:
 
 
 def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[PeriodicRow | Scheduled | None]:
-    """Change periodic tasks; the answer is None where there is none of this name (any longer), of the given kinds."""
+    """Change periodic tasks; the answer is None where there is none of this name and of the given kinds.
+
+    The answer to `Remove` is what was removed.
+    """
     return [_changed(turn, wanted) for wanted in changes]
 
 
@@ -104,7 +107,7 @@ def _changed(turn: UnitOfWork, wanted: Change) -> PeriodicRow | Scheduled | None
         case Remove():
             turn.tx.remove_periodic(_judged(turn, row).name)
             turn.tell_of_periodic(row.name, wanted.by)
-            return None
+            return row
         case Trigger(at=at):
             return _triggered(turn, row, turn.now if at is None else at)
 

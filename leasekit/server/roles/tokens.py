@@ -19,6 +19,7 @@ from leasekit.tokens import SCOPES, Scope, TokenInfo
 from leasekit.wire import RotateRequest, TokenRequest
 
 _MOST = 1000  # tokens, which are all in the memory of each node
+_MOST_OF_SOME = 500  # that operators of some kinds may make: they leave those of all kinds some to make
 _KEPT = 30 * 86400.0  # seconds for which a token is listed that is no longer valid
 
 
@@ -88,6 +89,7 @@ def _created(turn: UnitOfWork, rows: Mapping[str, TokenRow], wanted: Create) -> 
     if known is not None and known.name == order.name and compare_digest(known.digest, digest):
         return known
     _check_order(turn, rows, order, until)
+    _check_room(rows, by)
     if not by.covers(order.scopes, order.kinds, until):
         raise AccessDenied(
             f"the access token {by.name!r} cannot make one that may do more than itself, or for longer: it has the "
@@ -117,10 +119,15 @@ def _check_order(turn: UnitOfWork, rows: Mapping[str, TokenRow], order: TokenReq
     if order.name in rows or any(row.name == order.name and is_valid(row, turn.now) for row in rows.values()):
         raise Conflict("name", f"is that of an access token, {order.name!r}: revoke or rotate it, or use another name")
     _check_digest(rows, bytes.fromhex(order.digest))
-    if len(rows) >= _MOST:
+
+
+def _check_room(rows: Mapping[str, TokenRow], by: Access) -> None:
+    """Raise `Conflict` if there are as many tokens as a caller may fill the store with."""
+    most = _MOST if by.has_all_kinds else _MOST_OF_SOME
+    if len(rows) >= most:
         raise Conflict(
             "id",
-            f"is that of one token too many: there are {_MOST}, with those that have ended in the last 30 days. "
+            f"is that of one token too many: there are {most}, with those that have ended in the last 30 days. "
             f"Let clients share a token, or wait until ended ones are 30 days old",
         )
 

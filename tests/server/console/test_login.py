@@ -1,5 +1,6 @@
 """Who may look and act: sessions that begin with an access token, judged for each request."""
 
+import asyncio
 import socket
 import uuid
 from collections.abc import Iterator
@@ -8,8 +9,12 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message
 
 from leasekit.server.console import streams
+from leasekit.server.console.desk import form_of
 from leasekit.server.http.reach import Reach
 from leasekit.tokens import digest_of, new_secret
 from tests.server.console.conftest import Seen, Site, seen
@@ -114,6 +119,16 @@ def test_a_wrong_token_is_refused_with_one_answer_and_many_are_locked_out(door: 
     assert answers[-1] == 429
 
 
+def test_a_browser_that_breaks_off_in_its_form_is_no_error_of_the_server() -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    headers = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"content-type", FORM.encode())]
+    with pytest.raises(HTTPException) as refused:
+        asyncio.run(form_of(Request({"type": "http", "headers": headers}, receive)))
+    assert refused.value.status_code == 400
+
+
 def test_a_login_from_another_origin_is_refused(door: Door) -> None:
     body = urlencode({"token": door.admin}).encode()
     answer = door.site.server.call("POST", "/console/login", body, content_type=FORM, origin="http://evil.example")
@@ -155,9 +170,12 @@ def test_a_reader_is_offered_no_act_and_cannot_act(door: Door) -> None:
 
 def test_a_token_for_some_kinds_or_without_read_is_told_what_it_lacks(door: Door) -> None:
     for name, scopes, kinds in (("narrow", ["read"], "mail.*"), ("worker", ["work"], "*")):
-        page = door.see("", door.log_in(door.token(name, *scopes, kinds=kinds)))
-        assert page.status == 403
-        assert "needs the scope `read` for all kinds" in page.text
+        secret = door.token(name, *scopes, kinds=kinds)
+        answer = door.post("login", token=secret)
+        assert "set-cookie" not in answer.headers, "so many sessions would end those of others"
+        for page in (seen(answer), door.see("", authorization=f"Bearer {secret}")):
+            assert page.status == 403
+            assert "needs the scope `read` for all kinds" in page.text
 
 
 def test_an_act_is_in_the_audit_log_with_the_name_of_its_token(door: Door) -> None:

@@ -424,6 +424,14 @@ def test_a_repeated_claim_has_tasks_only_for_the_token_that_made_it(service: Ser
     assert again == first
 
 
+def test_a_ticket_of_a_foreign_task_is_refused_like_that_of_none(service: Service) -> None:
+    foreign, own = service.task(FOREIGN), service.task(kind := f"own.{uuid.uuid4().hex}")
+    tickets = [{"id": each, "fence": 0} for each in (foreign, "nobody", own)]
+    body = {"worker": "w", "kinds": [kind], "claim_id": uuid.uuid4().hex, "tickets": tickets}
+    answer = service.call(service.new(["work"]), "POST", "/v1/claims", body).json
+    assert (answer["refused"], [task["id"] for task in answer["tasks"]]) == ([foreign, "nobody"], [own])
+
+
 def test_the_kind_of_a_lease_is_looked_up_once_and_holds_for_no_other_lease(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,6 +514,20 @@ def test_a_narrow_operator_neither_sees_nor_ends_a_wider_token(service: Service)
     ):
         assert service.call(narrow, method, path, body).status == 404
     assert service.call(service.admin, "GET", "/v1/stats").status == 200
+
+
+def test_an_operator_of_some_kinds_leaves_room_for_those_of_all(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasekit.server.roles.tokens._MOST_OF_SOME", 1)
+    monkeypatch.setattr("leasekit.server.roles.gates._MOST_OF_SOME", 0)
+    narrow = service.new(["operate"])
+    for secret, made, closed in ((narrow, 409, 422), (service.admin, 200, 200)):
+        body = {"id": uuid.uuid4().hex, "name": uuid.uuid4().hex, "digest": uuid.uuid4().hex * 2, "kinds": ["own.x"]}
+        assert service.call(secret, "POST", "/v1/tokens", {**body, "scopes": ["operate"]}).status == made
+        gate = f"/v1/gates/kinds/own.{uuid.uuid4().hex}"
+        assert service.call(secret, "PUT", gate, {"mode": "pause"}).status == closed
+        service.call(service.admin, "DELETE", gate)
 
 
 def test_a_token_that_is_ended_by_its_name_is_that_of_the_name(service: Service) -> None:
@@ -704,6 +726,16 @@ def test_an_act_that_finds_nothing_is_in_the_log_and_a_dry_run_is_not(service: S
     made = [entry for entry in entries(service) if entry["by"] == name]
     assert [(entry["act"], entry["count"]) for entry in made] == [("tasks.redrive", 0), ("tasks.purge", 0)]
     assert (made[1]["target"], made[1]["fields"]) == ("nothing", ["kind", "older_than"])
+
+
+def test_the_log_tells_what_was_removed_from_what_was_left(service: Service) -> None:
+    secret = service.local_token(by := uuid.uuid4().hex, ["operate"], ("own.*",))
+    for kind in (FOREIGN, OWN):
+        name = requests(service, "delete_periodic", kind).concerns
+        assert service.call(secret, "DELETE", f"/v1/periodic/{name}").status == 200
+    assert service.call(secret, "DELETE", "/v1/periodic/nothing").status == 200
+    made = [(entry["act"], entry["count"]) for entry in entries(service) if entry["by"] == by]
+    assert made == [("periodic.delete", count) for count in (0, 1, 0)], "the latest first"
 
 
 def test_the_log_has_names_and_no_values(service: Service) -> None:

@@ -326,6 +326,15 @@ def test_what_is_no_http_is_400_and_a_problem_document_all_the_same(server: Runn
     assert b"application/problem+json" in answer
 
 
+@pytest.mark.parametrize("field", [b"content-type: application/json", b"host: evil.example", b"origin: http://evil"])
+def test_what_stands_behind_a_chunked_body_is_no_header(server: Running, field: bytes) -> None:
+    has_type = b"" if b"content-type" in field else b"content-type: application/json\r\n"
+    head = b"POST /v1/tasks/ended HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n"
+    with server.open() as connection:
+        connection.sendall(head + has_type + b'\r\nb\r\n{"ids":["a"\r\n2\r\n]}\r\n0\r\n' + field + b"\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200 " if has_type else b"HTTP/1.1 415 ")
+
+
 def test_a_client_that_breaks_off_in_its_body_troubles_nobody(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(POST % (b"/v1/tasks", 1000) + b'{"tasks":')

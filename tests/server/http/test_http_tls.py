@@ -227,5 +227,26 @@ def test_the_client_of_a_request_is_what_a_known_proxy_says() -> None:
     assert behind.peer(request(client="10.0.0.9", x_forwarded_for="9.9.9.9, 1.2.3.4")) == "1.2.3.4"
     assert behind.peer(request(client="10.0.0.9", x_forwarded_for="1.2.3.4, 10.0.0.8")) == "1.2.3.4"
     assert behind.peer(request(client="10.0.1.9", x_forwarded_for="1.2.3.4")) == "10.0.1.9"
+    lines = request(client="10.0.0.9", x_forwarded_for="9.9.9.9", **{"x-forwarded-for": "1.2.3.4"})
+    assert behind.peer(lines) == "1.2.3.4", "a proxy may add a line of its own"
     assert reach().peer(request(client="127.0.0.1", x_forwarded_for="1.2.3.4")) == "127.0.0.1"
     assert reach().peer(request(client="2001:db8::1:2:3:4")) == "2001:db8::/64"
+
+
+@pytest.mark.parametrize(
+    ("told", "peer"),
+    [
+        ("1.2.3.4:5678", "1.2.3.4"),
+        ("[2001:db8::1]:5678", "2001:db8::/64"),
+        ("[2001:db8::1]", "2001:db8::/64"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("1.2.3.4:5678, 10.0.0.8:1", "1.2.3.4"),
+        ("1.2.3.4, ", "1.2.3.4"),
+        ("1.2.3.4, unknown", "10.0.0.9"),
+        ("unknown:80", "10.0.0.9"),
+        ("", "10.0.0.9"),
+    ],
+)
+def test_the_address_of_a_client_has_no_port_and_what_is_none_counts_as_the_proxy(told: str, peer: str) -> None:
+    behind = reach(is_open=True, proxies=["10.0.0.0/24"])
+    assert behind.peer(request(client="10.0.0.9", x_forwarded_for=told)) == peer

@@ -216,6 +216,7 @@ BAD = {
     "an unknown option": '{"kind": "k", "colour": "red"}',
     "a bad kind": '{"kind": ""}',
     "two tasks": '{"kind": "k"}, {"kind": "k"}',
+    "another list": '{"kind": "k"}], "tasks": [{"kind": "k"}',
     "deep": '{"kind": "k", "payload": ' + 100_000 * "[" + 100_000 * "]" + "}",
     "another task": '{"kind": "k", "id": "taken", "payload": 2}',
     "too large": '{"kind": "k", "payload": "' + 5_000_000 * "x" + '"}',

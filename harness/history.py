@@ -319,6 +319,7 @@ class KindChanged(Event, frozen=True, kw_only=True):
     key_concurrency: int | None = None
     key_rate: float | None = None
     key_burst: int = 1
+    ordered: bool = False
 
     @property
     def limits_keys(self) -> bool:

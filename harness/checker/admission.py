@@ -1,7 +1,7 @@
-"""The rules of what operators set, A1-A6, and of the labels that tasks require, A11, each a function of a history.
+"""The rules of what operators set, A1-A6 and A14, and of the labels that tasks require, A11: functions of a history.
 
-For A1-A6 the store has written the history. Changes are judged in the order of commits: an event of the store stands
-where its transaction has taken effect.
+For those of operators the store has written the history. Changes are judged in the order of commits: an event of the
+store stands where its transaction has taken effect.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ _DROPPED = "dropped"  # how the reason of a task begins that a gate has ended
 
 def admission(lives: Lives) -> list[Violation]:
     of_limits = (found for scope in _SCOPES for check in (_concurrency, _rate) for found in check(lives, scope))
-    return [*_a1_closed(lives), *_a2_dropped(lives), *of_limits, *_a11_labels(lives)]
+    return [*_a1_closed(lives), *_a2_dropped(lives), *of_limits, *_a11_labels(lives), *_a14_order(lives)]
 
 
 class _Gates:
@@ -172,6 +172,51 @@ def _too_many(
         if limit is not None and limit.concurrency is not None and len(held[name]) > limit.concurrency:
             why = f"{len(held[name])} tasks of {name} have leases: {limit.concurrency} may"
             yield Violation(rule=scope.concurrency_rule, task=grant.task, why=why, events=[limit.change, grant])
+
+
+def _a14_order(lives: Lives) -> Iterator[Violation]:
+    """While the keys of a kind are ordered, no task is granted before one of its key that has begun has ended."""
+    ordered: dict[str, bool] = {}
+    begun: dict[str, dict[str, log.Closed]] = {}  # key → tasks that will run again
+    granted: list[log.Issued] = []  # at one moment
+    for event in lives.events if lives.kinds else ():
+        if granted and (event.at > granted[0].at or isinstance(event, log.KindChanged)):
+            yield from _out_of_order(granted, begun, lives)
+            granted = []
+        match event:
+            case log.KindChanged():
+                ordered[event.kind] = event.ordered
+                begun = {name: tasks for name, tasks in begun.items() if not name.endswith(f" {event.kind}")}
+            case log.Issued() if ordered.get(event.kind) and _ordered_key_of(event.task, event.kind, lives):
+                granted.append(event)
+            case log.Closed():
+                for tasks in begun.values():
+                    tasks.pop(event.task, None)
+                kind = next((asked.kind for asked in lives.of(event.task).asked), "")
+                if ordered.get(kind) and not event.ended and (name := _ordered_key_of(event.task, kind, lives)):
+                    begun.setdefault(name, {})[event.task] = event
+            case _:
+                pass
+    yield from _out_of_order(granted, begun, lives)
+
+
+def _ordered_key_of(task: str, kind: str, lives: Lives) -> str | None:
+    """Name the key of a task, if all schedules of the task agree on it, and none requires labels."""
+    asked = lives.of(task).asked
+    keys = {asking.key for asking in asked}
+    (key,) = keys if len(keys) == 1 else (None,)
+    return None if key is None or any(asking.requires for asking in asked) else f"{key} of {kind}"
+
+
+def _out_of_order(
+    granted: list[log.Issued], begun: dict[str, dict[str, log.Closed]], lives: Lives
+) -> Iterator[Violation]:
+    for grant in granted:
+        name = _ordered_key_of(grant.task, grant.kind, lives) or ""
+        for task, end in begun.get(name, {}).items():
+            if task != grant.task and end.at < grant.at:
+                why = f"it was granted while {task}, of the same key {name}, was to run again"
+                yield Violation(rule="A14", task=grant.task, why=why, events=[end, grant])
 
 
 @dataclass(slots=True)

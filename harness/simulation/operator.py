@@ -70,6 +70,7 @@ class Operator:
             KindSettings(key_rate=rate, key_burst=burst),
             KindSettings(key_concurrency=concurrency, key_rate=rate),
             KindSettings(key_concurrency=concurrency, concurrency=3),
+            *(KindSettings(ordered=True),) * 3,
         ))  # fmt: skip
         self._ask("set_kind", (kind, settings))
         return lambda: self._ask("set_kind", (kind, None))

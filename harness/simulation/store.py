@@ -162,7 +162,7 @@ class _Watched:
     ) -> None:
         self._tx.set_kind(name, settings, at=at, by=by, declaration=declaration)
         rules = rules_of(KindSettings() if settings is None else msgspec.json.decode(settings, type=KindSettings))
-        names = ("concurrency", "rate", "burst", "key_concurrency", "key_rate", "key_burst")
+        names = ("concurrency", "rate", "burst", "key_concurrency", "key_rate", "key_burst", "ordered")
         limits = {name: getattr(rules, name) for name in names}
         self.changes.append((KindChanged, {"kind": name, **limits}))
 

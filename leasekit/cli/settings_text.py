@@ -34,6 +34,7 @@ FORMS = {
     "fair": "true (the collection of a task is its key) or false",
     "concurrency": "1 to 1000000 tasks that run at one time, in all workers",
     "key_concurrency": "1 to 1000000 tasks of one key that run at one time",
+    "ordered": "true (tasks of one key run in order) or false",
     "rate": "starts in a second, as 10, or in a minute, as 30/m",
     "burst": "with a rate: 1 to 1000000 tasks that start at once",
     "key_rate": "starts of one key in a second, as 10, or as 30/m",
@@ -49,8 +50,10 @@ _WORDS = {
 _RATES = {"rate", "key_rate"}
 _GO_WITH = {"burst": {"rate": 1.0}, "key_burst": {"key_rate": 1.0}}  # what a setting must have beside it
 _WITH_NONE = {"max_attempts", "max_runtime", "claim_timeout", "dedupe_window", "start_deadline"}
-_FLAGS = {"fair"}
-BY_DEFAULT: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in DEFAULTS.__struct_fields__} | {"fair": False}
+_FLAGS = {"fair", "ordered"}
+BY_DEFAULT: dict[str, Any] = {name: getattr(DEFAULTS, name) for name in DEFAULTS.__struct_fields__} | dict.fromkeys(
+    _FLAGS, False
+)
 """The defaults of settings that a kind does not set; the service decides on settings without a default here."""
 _POLICIES = {"exponential": Exponential(), "polynomial": Polynomial()}
 

@@ -2,7 +2,9 @@
 
 Rule 1: running tasks are counted, and token buckets read, in each transaction that starts tasks, once for the keys
         that it meets.
-Rule 2: a key without a free place is taken out of its lanes, so that no claim looks at it, until a run of one of its
+Rule 2: where the keys of a kind are ordered, a task that waits for another run keeps the place of its key until it has
+        ended, and takes no other for that run. It waits beside the queue of its key, like a task without a key.
+Rule 3: a key without a free place is taken out of its lanes, so that no claim looks at it, until a run of one of its
         tasks has ended: what ends runs calls `release`, which puts the key back. A key without a token is taken out
         until it has one. Other changes of the queue of a key put it back too, and then the next claim looks again.
 """
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Literal, TypeAlias
 
+from leasekit._lifecycle.states import WAITING
 from leasekit.server.store import Lane, Trigger, Tx
 from leasekit.server.store.kind_rules import KindRules
 from leasekit.server.token_bucket import Bucket
@@ -49,7 +52,7 @@ class KeyRooms:
         return self._most if self._rules.key_rate is None else min(self._most, self._rules.key_burst)
 
     def look(self, keys: Iterable[str]) -> None:
-        """Count the running tasks of these keys, and read their token buckets, all at once."""
+        """Count the tasks of these keys that run or keep a place, and read the keys' token buckets, all at once."""
         new = [key for key in keys if key not in self._running and key != UNKEYED]
         if not new:
             return
@@ -92,9 +95,25 @@ class KeyRooms:
 
 
 def release(turn: UnitOfWork, rows: Collection[Trigger]) -> None:
-    """Put the keys of these tasks, whose runs have ended, back into their lanes; the rows were saved."""
-    limited = _limited(turn) if rows else set[str]()
-    if seqs := [row.seq for row in rows if row.kind in limited]:
+    """Put the keys of these tasks, whose runs have ended, back into their lanes; the rows were saved.
+
+    Keys that are ordered, and whose tasks will run again, stay as they are.
+    """
+    limited = _limited(turn) if rows else {}
+    of_limited = [row for row in rows if row.kind in limited]
+    again = {row.seq for row in of_limited if limited[row.kind].ordered and row.status in WAITING}
+    if again:
+        turn.tx.keep_places(again)
+        again = turn.tx.kept_places(again)
+    if seqs := [row.seq for row in of_limited if row.seq not in again]:
+        _ready(turn, turn.tx.free_keys(seqs))
+
+
+def let_go(turn: UnitOfWork) -> None:
+    """Put the keys back whose places were kept by tasks that this transaction has ended while they waited."""
+    limited = _limited(turn)
+    seqs = [row.seq for row in turn.over if row.kind in limited]
+    if seqs and turn.tx.drop_places(seqs):
         _ready(turn, turn.tx.free_keys(seqs))
 
 
@@ -109,15 +128,15 @@ def tend(turn: UnitOfWork) -> None:
     Put the keys of kinds of which nothing runs back: the end of a run may have come from an older version. Remove token
     buckets that are full.
     """
-    if limited := _limited(turn):
+    if limited := {kind for kind, rules in _limited(turn).items() if not rules.ordered}:
         idle = sorted(limited - turn.tx.running(limited).keys())
         _ready(turn, turn.tx.free_keys_of([*idle, *turn.tx.routes(idle)], at_moments=False))
     if rated := [kind for kind, rules in turn.rules.items() if rules.key_rate is not None]:
         turn.tx.forget_buckets(rated, now=turn.now, limit=_FORGOTTEN)
 
 
-def _limited(turn: UnitOfWork) -> set[str]:
-    return {kind for kind, rules in turn.rules.items() if rules.key_concurrency is not None}
+def _limited(turn: UnitOfWork) -> dict[str, KindRules]:
+    return {kind: rules for kind, rules in turn.rules.items() if rules.key_concurrency is not None}
 
 
 def _ready(turn: UnitOfWork, lanes: Iterable[Lane]) -> None:

@@ -108,6 +108,9 @@ class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
     key_concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
     """The most tasks of one `key` of the kind that are under a lease at one time, in all workers together. Tasks
     without a key have no such limit. Default: none."""
+    ordered: bool | UnsetType = UNSET
+    """Whether the tasks of one `key` run one after another, also under retry: until a task that has begun has ended, no
+    other task of its key starts, even if it waits for its retry. Default: false."""
     rate: Annotated[float, Meta(ge=1e-6, le=100_000)] | UnsetType = UNSET
     """The most tasks of the kind that are started in a second, on average. Default: no limit."""
     burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType = UNSET
@@ -128,6 +131,11 @@ class KindSettings(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
             raise ValueError("`burst` says how many tasks a `rate` lets start at once: give `rate` too")
         if self.key_burst is not UNSET and self.key_rate is UNSET:
             raise ValueError("`key_burst` says how many tasks of a key a `key_rate` lets start at once: give it too")
+        if self.ordered is True and not (self.key_concurrency is UNSET and self.key_rate is UNSET):
+            detail = "leave out `key_concurrency` and `key_rate`"
+            raise ValueError(
+                f"`ordered` runs one task of a key after the other, and its retries at their times: {detail}"
+            )
 
 
 class CompleteSettings(Struct, frozen=True, kw_only=True, gc=False):

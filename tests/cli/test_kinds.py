@@ -329,6 +329,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "weight": st.sampled_from([0.01, 0.5, 1.0, 3.0, 100.0]),
     "aging": seconds,
     "fair": st.booleans(),
+    "ordered": st.booleans(),
 }
 
 
@@ -340,7 +341,7 @@ def test_what_is_shown_of_a_setting_can_be_typed(setting: tuple[str, Any]) -> No
 
 
 def test_every_setting_can_be_typed() -> None:
-    of_keys = {"fair", "key_concurrency", "key_rate", "key_burst"}
+    of_keys = {"fair", "ordered", "key_concurrency", "key_rate", "key_burst"}
     of_kind = {"retention", "concurrency", "rate", "burst", "weight", "aging", *of_keys}
     assert {*FORMS} == {*KindSettings.__struct_fields__} == {*CompleteSettings.__struct_fields__, *of_kind}
     assert {*FORMS} == {*VALUES}

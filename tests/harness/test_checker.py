@@ -760,6 +760,25 @@ def test_a6_more_starts_of_a_key_than_its_rate_are_found_out(keys: tuple[str | N
     assert found(sort([limits(2.0, key_rate=0.1, key_burst=2), *of_keys(*keys)])) == broken
 
 
+@pytest.mark.parametrize(
+    ("keys", "ends", "broken"),
+    [
+        (("a", "a"), {"status": "enqueued"}, {"A14"}),
+        (("a", "a"), {"status": "success", "ended": True}, set()),
+        (("a", "b"), {"status": "enqueued"}, set()),
+        ((None, None), {"status": "enqueued"}, set()),
+    ],
+    ids=str,
+)
+def test_a14_a_task_of_a_key_before_one_that_runs_again_is_found_out(
+    keys: tuple[str | None, ...], ends: dict[str, Any], broken: set[str]
+) -> None:
+    first, second = (asked(task, at=0.5, key=key) for task, key in zip("ab", keys, strict=True))
+    ran = [issued(1, 2.0, kind="k"), closed(1, 20.0, **ends), issued(1, 30.0, task="b", kind="k")]
+    history = [*first, *second, limits(1.0, ordered=True), *ran]
+    assert found(sort(history)) & {"A14"} == broken
+
+
 def follower(at: float | None, status: str = "success") -> list[Event]:
     """A task `b` that runs after `a`, which ends so at 20; `b` is granted then, or it is dropped."""
     first = [*asked(), issued(1, 2.0), closed(1, 20.0, status, ended=True), final(status)]

@@ -7,6 +7,7 @@ from harness.simulation.mutants.mutant import Histories, Mutant
 
 _LIMITS = "tests/server/roles/test_limits.py"
 _KEYS = "tests/server/roles/test_key_limits.py"
+_ORDER = "tests/server/roles/test_ordered_keys.py"
 
 LIMITS: Mapping[str, Mutant] = {
     "running-tasks-not-counted": Mutant(
@@ -62,6 +63,43 @@ LIMITS: Mapping[str, Mutant] = {
         Edit("server.key_rooms:_ready", "turn.ready(lane.name, lane.due_at)", "pass"),
         test=f"{_KEYS}::test_a_claim_that_waits_gets_a_task_when_its_key_has_a_place",
         why_test="the checker judges no waits at a limit",
+    ),
+    "place-given-up-for-a-retry": Mutant(
+        "A task of an ordered key that runs again gives up its place meanwhile.",
+        Edit("server.key_rooms:release", "turn.tx.keep_places(again)", "pass"),
+        by=Histories("key_limits", ["A14"]),
+    ),
+    "kept-places-not-counted": Mutant(
+        "A claim takes no account of the places that tasks keep while they wait to run again.",
+        Edit(
+            "server.store.memory.view:MemoryView.running_of_keys",
+            "itertools.chain(self._leased(), kept)",
+            "self._leased()",
+        ),
+        by=Histories("key_limits", ["A14"]),
+    ),
+    "places-kept-beside-each-other": Mutant(
+        "All tasks that ran before their key was ordered keep its place, and run again at once.",
+        Edit("server.store.memory.shares:MemoryShares.keep_places", "not self.running_of_keys(...)", "True"),
+        by=Histories("key_limits", ["A5"]),
+    ),
+    "place-kept-by-the-dead": Mutant(
+        "A task that ends while it waits to run again keeps the place of its key.",
+        Edit("server.key_rooms:let_go", "turn.tx.drop_places(seqs)", "False"),
+        test=f"{_ORDER}::test_a_claim_that_waits_hears_that_a_task_that_was_to_run_again_was_cancelled[memory-2]",
+        why_test="the checker judges no waits at a limit",
+    ),
+    "places-outlive-the-order": Mutant(
+        "Tasks keep their places when their keys are no longer ordered.",
+        Edit("server.roles.kinds:_write", "not rules.ordered", "False"),
+        test=f"{_ORDER}::test_no_place_is_kept_once_the_order_is_given_up[memory]",
+        why_test="the operator of the simulation takes all limits of a kind back at once",
+    ),
+    "kept-place-closed-to-its-own-ticket": Mutant(
+        "A message of a queue does not entitle to the task that keeps the place of its key.",
+        Edit("server.roles.tickets:TicketTasks._has_place_of_key", "self._turn.tx.kept_places(...)", "False"),
+        test=f"{_ORDER}::test_a_message_of_a_queue_entitles_to_a_task_that_keeps_its_place_and_to_no_other_of_its_key[memory]",
+        why_test="the queues of the simulation are those of kinds without limits of keys",
     ),
     "full-keys-stay": Mutant(
         "A full key stays in its lane, where each claim looks at it again.",

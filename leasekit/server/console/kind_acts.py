@@ -16,6 +16,7 @@ from leasekit.task import KindSettings, Name
 _FIELDS = {
     "concurrency": "tasks that run at one time",
     "key_concurrency": "tasks of one key that run at one time",
+    "ordered": "whether the tasks of one key run in order, also under retry",
     "rate": "starts in a second",
     "burst": "starts at once, with a rate",
     "key_rate": "starts of one key in a second",
@@ -37,6 +38,7 @@ _FIELDS = {
 _CHOICES: dict[str, Sequence[tuple[str, str]]] = {
     "expiry": (("", "default"), ("crash", "crash"), ("retry", "retry")),
     "fair": (("", "default"), ("true", "true"), ("false", "false")),
+    "ordered": (("", "default"), ("true", "true"), ("false", "false")),
 }
 
 
@@ -87,7 +89,7 @@ async def plan(visit: Visit, wanted: NewSettings) -> Plan:
 
 def _consequences(row: KindRow, changed: Sequence[str], new: KindSettings) -> list[str]:
     """Say when the change holds, and what a limit means for what runs now."""
-    limits = {"concurrency", "key_concurrency", "rate", "burst", "key_rate", "key_burst", "weight", "aging"}
+    limits = {"concurrency", "key_concurrency", "ordered", "rate", "burst", "key_rate", "key_burst", "weight", "aging"}
     will = ["Limits and shares hold for the next task that starts."] if limits.intersection(changed) else []
     if limits.issuperset(changed) is False:
         will.append("The others hold for tasks that are scheduled from then on, and retention for all that have ended.")

@@ -125,6 +125,11 @@ _BULK = [
 ]
 """What a bulk act selects, and that it follows a dry run; `CancelMatchingRequest` checks this rule."""
 
+_ORDER = [
+    {"properties": {"ordered": {"const": False}}},
+    {"not": {"anyOf": [{"required": ["key_concurrency"]}, {"required": ["key_rate"]}]}},
+]
+"""The limits of keys that cannot be given where keys are ordered; `KindSettings` checks this rule."""
 
 _NEW_TOKEN = {
     "properties": {
@@ -230,6 +235,7 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
     schemas["PurgeRequest"]["anyOf"] = [_NO_IDS, {"properties": _NO_FILTERS}]
     schemas["KindRequest"]["dependentRequired"] = {"burst": ["rate"], "key_burst": ["key_rate"]}
+    schemas["KindRequest"]["anyOf"] = _ORDER
     for name, pattern in _CURSORS.items():
         schemas[name]["properties"]["cursor"]["anyOf"][0]["pattern"] = pattern
     schemas["PurgeRequest"]["properties"]["status"]["anyOf"][0] = {"enum": [str(it) for it in Status if it.ended]}

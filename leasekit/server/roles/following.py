@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from leasekit._lifecycle.states import Event
 from leasekit._lifecycle.transitions import NO_LIMITS, end_run
 from leasekit.errors import Refused
+from leasekit.server.key_rooms import let_go
 from leasekit.server.store import Trigger, Tx
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Status
@@ -61,7 +62,11 @@ def begin_again(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
 
 
 def follow(turn: UnitOfWork, *, most: int = STEP) -> None:
-    """Make ready, or drop, what waits for the tasks that this transaction has ended; for `most` followers."""
+    """Make ready, or drop, what waits for the tasks that this transaction has ended; for `most` followers.
+
+    Tasks of an ordered key wait for the one that keeps its place.
+    """
+    let_go(turn)
     if not turn.tx.has_waits():
         turn.over.clear()
     while turn.over:

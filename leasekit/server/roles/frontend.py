@@ -18,6 +18,7 @@ from leasekit.server.roles import chains, following, start_deadlines
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Deadline, Dedupe, Entity, Trigger
 from leasekit.server.store.gates import PARKED_AT
+from leasekit.server.store.kind_rules import NO_RULES
 from leasekit.server.store.routes import MOST, kind_of, route_of
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import (
@@ -181,7 +182,16 @@ class _Intake:
         """Return the route of a task that requires labels; a task that stands for a name requires none."""
         return route_of(task.kind, task.requires) if task.requires and not task.kind.startswith(PREFIXES) else None
 
+    def _check_order(self, task: NewTask) -> None:
+        """Raise `Refused` for a task with a key and required labels if the keys of its kind are ordered."""
+        if task.requires and self._turn.rules.get(task.kind, NO_RULES).ordered and self._key_of(task) is not None:
+            raise Refused(
+                f"the tasks of one key of kind {task.kind!r} run in order (`ordered`), so they cannot be for some "
+                "workers only: leave out `requires` or `key`, or schedule them as another kind"
+            )
+
     def _add(self, task: NewTask) -> Scheduled:
+        self._check_order(task)
         task_id = task.id or next(self._ids)
         payload = to_bytes(task.payload)
         digest = payload_digest(payload)

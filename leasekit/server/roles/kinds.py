@@ -17,7 +17,7 @@ from leasekit.server.roles.frontend import moment
 from leasekit.server.rooms import Rooms
 from leasekit.server.store import KindRow, View
 from leasekit.server.store.kind_defaults import decoded
-from leasekit.server.store.kind_rules import rules_of
+from leasekit.server.store.kind_rules import NO_RULES, rules_of
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import KindInfo, KindSettings
 from leasekit.wire import given
@@ -102,8 +102,10 @@ def _write(turn: UnitOfWork, old: KindRow, new: KindRow) -> None:
     turn.tx.set_kind(new.name, new.settings, at=at, by=by, declaration=declaration)
     if new.settings != old.settings:
         turn.tell_of_kind(new.name, by)
-        if (settings := decoded(new)) is not None:
-            Rooms.refit(turn, new.name, rules_of(settings))
+        rules = NO_RULES if (settings := decoded(new)) is None else rules_of(settings)
+        Rooms.refit(turn, new.name, rules)
+        if not rules.ordered:
+            turn.tx.drop_places_of(new.name)
         release_kinds(turn, [new.name])
         turn.freed(new.name)
 

@@ -114,7 +114,7 @@ class TicketTasks:
     def _has_place_of_key(self, row: Trigger) -> bool:
         """Take a place and a token of the task's key, if its kind limits keys and there are some."""
         rooms = self.rooms.of_keys(row.kind)
-        if rooms is None:
+        if rooms is None or self._turn.tx.kept_places([row.seq]):
             return True
         key = self._turn.tx.keys([row.seq]).get(row.seq, UNKEYED)
         rooms.look([key])
@@ -128,4 +128,4 @@ class TicketTasks:
         """Give back the places and tokens of keys that were taken for tasks that do not start."""
         for row in rows:
             if (rooms := self.rooms.of_keys(row.kind)) is not None:
-                rooms.start(self._keys[row.seq], -1)
+                rooms.start(self._keys.get(row.seq, UNKEYED), -1)

@@ -19,6 +19,7 @@ class KindRules(NamedTuple):
     weight: float = 1.0
     aging: float = math.inf
     key_concurrency: int | None = None
+    ordered: bool = False
     key_rate: float | None = None
     key_burst: int = 1
 
@@ -45,7 +46,8 @@ def rules_of(settings: KindSettings) -> KindRules:
         burst=_burst(rate, settings.burst),
         weight=1.0 if settings.weight is UNSET else settings.weight,
         aging=math.inf if settings.aging is UNSET else settings.aging,
-        key_concurrency=_given(settings.key_concurrency),
+        key_concurrency=1 if settings.ordered is True else _given(settings.key_concurrency),
+        ordered=settings.ordered is True,
         key_rate=key_rate,
         key_burst=_burst(key_rate, settings.key_burst),
     )

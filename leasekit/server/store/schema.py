@@ -206,8 +206,14 @@ keyed = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     sa.Column("priority", sa.Integer, nullable=False),
     sa.Column("key", sa.Text, nullable=False),
-    sa.Column("due_at", sa.Double),  # null: the task does not wait
+    sa.Column("due_at", sa.Double),  # null: the task does not wait in the queue of its key
+    # Until the task ends, no other one of its key starts: it waits beside the queue, like a task without a key.
+    sa.Column("keeps_place", sa.Boolean, nullable=False),
 )
+
+
+def keeps_place() -> ColumnElement[bool]:
+    return keyed.c.keeps_place
 
 
 def is_queued() -> ColumnElement[bool]:
@@ -216,6 +222,7 @@ def is_queued() -> ColumnElement[bool]:
 
 _LANE_OF_KEYED = (keyed.c.kind, keyed.c.priority)
 sa.Index("ix_keyed_queued", *_LANE_OF_KEYED, keyed.c.key, keyed.c.due_at, keyed.c.seq, sqlite_where=is_queued())
+sa.Index("ix_keyed_places", keyed.c.kind, keyed.c.key, sqlite_where=sa.text("keeps_place = 1"))
 
 # A key of a lane that has waiting tasks, or has taken more tasks than others. The key of tasks without one is ''.
 share = sa.Table(

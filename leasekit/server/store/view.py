@@ -161,7 +161,7 @@ class View(Protocol):
         ...
 
     def running_of_keys(self, kind: str, keys: Collection[str]) -> dict[str, int]:
-        """Count the leased tasks of each of these keys of a kind; keys without any are left out."""
+        """Count the tasks of each of these keys of a kind that are leased, or keep a place; other keys are left out."""
         ...
 
     def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:

@@ -230,6 +230,26 @@ class ShareWrites(Protocol):
         """
         ...
 
+    def keep_places(self, seqs: Collection[int]) -> None:
+        """Let these waiting tasks keep the places of their keys, as if they ran, until they have ended.
+
+        They were saved; from now on they wait like tasks without a key. Tasks that require labels are left as they are,
+        and so are tasks of whose keys another one runs or keeps a place.
+        """
+        ...
+
+    def drop_places_of(self, kind: str) -> None:
+        """Take the places from all tasks of this kind that keep one, and put those that wait into their queues."""
+        ...
+
+    def drop_places(self, seqs: Collection[int]) -> bool:
+        """Take the places from those of these tasks that keep one; return whether any did."""
+        ...
+
+    def kept_places(self, seqs: Collection[int]) -> set[int]:
+        """Return those of these tasks that keep the places of their keys."""
+        ...
+
     def free_keys(self, seqs: Collection[int]) -> list[Lane]:
         """Put the keys of these tasks back into the lanes that they have left; return these, as they are then.
 

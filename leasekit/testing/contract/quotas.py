@@ -71,6 +71,22 @@ class Quotas(SchedulerBase):
             await self.settle(limiting, next(task for task in held if task.id == f"{kind}-a1"))
         assert [task.id for answer in answers for task in answer.tasks] == [f"{kind}-a2"]
 
+    async def test_the_next_task_of_an_ordered_key_waits_for_the_end_of_one_that_runs_again(
+        self, limiting: KindService, other: Service, kind: str
+    ) -> None:
+        await limiting.set_kind(kind, KindSettings(ordered=True))
+        tasks = [NewTask(kind=kind, id=f"{kind}-{name}", key=name[0]) for name in ("a1", "a2", "b1", "b2")]
+        await other.schedule(tasks)
+        for name, end in (("a1", "retry"), ("b1", "success")):
+            task = await self.claim_one(limiting, kind)
+            assert task.id == f"{kind}-{name}"
+            await self.settle(limiting, task, end, retry_after=1.5 if end == "retry" else None)
+        assert await self.granted_of(other, kind) == [f"{kind}-b2"]
+        async with self.waiting(other, kind) as answers:
+            await self.sleep(1.6)
+        assert [task.id for answer in answers for task in answer.tasks] == [f"{kind}-a1"]
+        assert await self.granted_of(limiting, kind) == []
+
     async def test_no_more_tasks_start_than_the_burst_until_a_token_comes(
         self, limiting: KindService, other: Service, kind: str
     ) -> None:

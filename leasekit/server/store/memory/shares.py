@@ -59,6 +59,25 @@ class MemoryShares(MemoryTasks):
             self._put(self._tables.full.setdefault(lane[:2], {}), key, NEVER if again_at is None else again_at)
             self._put(shares, key, (shares.get(key, NONE_TAKEN)[0], False))
 
+    def keep_places(self, seqs: Collection[int]) -> None:
+        rows = [row for row in self.triggers_of(sorted(seqs)).values() if row.seq not in self._tables.routes]
+        for row in rows:
+            key = self._tables.keys.get(row.seq)
+            if key and row.seq not in self._tables.kept and not self.running_of_keys(row.kind, [key]):
+                self._undo.append(self._tables.keep(row.seq, kept=True))
+
+    def drop_places_of(self, kind: str) -> None:
+        self.drop_places([seq for seq in self._tables.kept if self._tables.triggers[seq].kind == kind])
+
+    def drop_places(self, seqs: Collection[int]) -> bool:
+        kept = self.kept_places(seqs)
+        for seq in kept:
+            self._undo.append(self._tables.keep(seq, kept=False))
+        return bool(kept)
+
+    def kept_places(self, seqs: Collection[int]) -> set[int]:
+        return {seq for seq in seqs if seq in self._tables.kept}
+
     def free_keys(self, seqs: Collection[int]) -> list[Lane]:
         keys = {(row.kind, self._tables.keys.get(row.seq)) for row in self.triggers_of(seqs).values()}
         kinds = {kind for kind, _ in keys}

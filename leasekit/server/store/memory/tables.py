@@ -42,6 +42,7 @@ class Tables:
         self.ended: list[Due] = []  # by the end of the task
         self.lanes: dict[str, dict[int, list[Due]]] = {}  # kind → priority → waiting tasks without keys
         self.keys: dict[int, str] = {}
+        self.kept: dict[int, None] = {}  # tasks that keep the places of their keys, and wait in the lanes
         self.routes: dict[int, str] = {}
         self.queues: dict[tuple[int, str], dict[str, list[Due]]] = {}  # lane → key → waiting tasks
         self.shares: dict[tuple[int, str], dict[str, tuple[float, bool]]] = {}  # taken, and whether it has joined
@@ -78,6 +79,7 @@ class Tables:
         entity = self.entities.pop(seq)
         del self.seqs[row.id]
         self.keys.pop(seq, None)
+        self.kept.pop(seq, None)
         self.routes.pop(seq, None)
         self.progress.pop(seq, None)
         self.runs.pop(seq, None)
@@ -101,11 +103,23 @@ class Tables:
             bisect.insort(self._index_of(row), (at, row.seq))
         return (lambda: self._unindex(self.triggers.pop(row.seq))) if before is None else (lambda: self.place(before))
 
+    def keep(self, seq: int, *, kept: bool) -> Callable[[], object]:
+        """Note whether a task keeps the place of its key, and return a function that undoes the change."""
+        row = self.triggers[seq]
+        self._unindex(row)
+        if kept:
+            self.kept[seq] = None
+        else:
+            self.kept.pop(seq, None)
+        if (at := _place_of(row)) is not None:
+            bisect.insort(self._index_of(row), (at, seq))
+        return lambda: self.keep(seq, kept=not kept)
+
     def _unindex(self, row: Trigger) -> None:
         if (at := _place_of(row)) is not None:
             listed = self._index_of(row)
             del listed[bisect.bisect_left(listed, (at, row.seq))]
-            if not listed and row.seq in self.keys and (queues := self.queues.get(self._lane_of(row))):
+            if not listed and self._has_queue(row.seq) and (queues := self.queues.get(self._lane_of(row))):
                 if queues.get(self.keys[row.seq]) is listed:
                     del queues[self.keys[row.seq]]
                     self.full.get(self._lane_of(row), {}).pop(self.keys[row.seq], None)  # its next task is looked at
@@ -119,9 +133,12 @@ class Tables:
             return self.ended
         if row.status in LEASED:
             return self.leases
-        if row.seq in self.keys:
+        if self._has_queue(row.seq):
             return self.queues.setdefault(self._lane_of(row), {}).setdefault(self.keys[row.seq], [])
         return self.lanes.setdefault(row.kind, {}).setdefault(row.priority, [])
+
+    def _has_queue(self, seq: int) -> bool:
+        return seq in self.keys and seq not in self.kept
 
     def _lane_of(self, row: Trigger) -> tuple[int, str]:
         return row.priority, self.routes.get(row.seq, row.kind)

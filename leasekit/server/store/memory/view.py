@@ -1,10 +1,12 @@
 """Snapshots of a store in memory."""
 
 import bisect
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
+from leasekit._lifecycle.states import WAITING
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.store import (
@@ -215,8 +217,10 @@ class MemoryView(View):
         return Counter(row.kind for row in self._leased() if row.kind in kinds)
 
     def running_of_keys(self, kind: str, keys: Collection[str]) -> dict[str, int]:
-        leased = (self._tables.keys.get(row.seq) for row in self._leased() if row.kind == kind)
-        return Counter(key for key in leased if key is not None and key in keys)
+        kept = (row for row in map(self._tables.triggers.__getitem__, self._tables.kept) if row.status in WAITING)
+        rows = itertools.chain(self._leased(), kept)
+        of_kind = (self._tables.keys.get(row.seq) for row in rows if row.kind == kind)
+        return Counter(key for key in of_kind if key is not None and key in keys)
 
     def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
         of = self._tables.waits_of

@@ -12,17 +12,28 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 
 from leasekit._lifecycle.states import WAITING
 from leasekit.server.store import Lane, Trigger, damage
 from leasekit.server.store.routes import is_route
-from leasekit.server.store.schema import QUEUED_AT, keyed
+from leasekit.server.store.schema import QUEUED_AT, is_waiting, keeps_place, keyed, trigger
 from leasekit.server.store.sql.statements import Insert, Session, Statement, Update, is_one_of
 
 KEYED = Statement(select(keyed).where(is_one_of(keyed.c.seq, "seqs")))
 ADD_KEYED = Insert(keyed)
-SAVE_KEYED = Update(keyed.c.seq, first=4)
+SAVE_KEYED = Update(keyed.c.seq, first=4, last=4)
+SAVE_PLACES = Update(keyed.c.seq, first=4, last=5)
+_WAITS_SINCE = sa.case((is_waiting(), trigger.c.next_trigger_at), else_=None)
+KEPT_OF_KIND = Statement(
+    select(keyed.c.seq, keyed.c.kind, keyed.c.priority, keyed.c.key, _WAITS_SINCE)
+    .join_from(keyed, trigger, trigger.c.seq == keyed.c.seq)
+    .where(keyed.c.kind == bindparam("of_kind", type_=sa.Text), keeps_place())
+)
+DROP_PLACES = Statement(sa.update(keyed).where(is_one_of(keyed.c.seq, "seqs"), keeps_place()).values(keeps_place=False))
+KEPT_PLACES = Statement(select(keyed.c.seq).where(is_one_of(keyed.c.seq, "seqs"), keeps_place()))
+_DUE = list(trigger.c).index(trigger.c.next_trigger_at)
+SET_DUE = Update(trigger.c.seq, first=_DUE, last=_DUE)
 DROP_KEYED = Statement(sa.delete(keyed).where(is_one_of(keyed.c.seq, "seqs")))
 
 
@@ -49,7 +60,7 @@ def with_due_times(session: Session, tasks: list[Trigger]) -> tuple[list[Trigger
     queued = [task.seq for task in tasks if task.next_trigger_at == QUEUED_AT]
     if not queued:
         return tasks, {}
-    found = {seq: (Place(*place), due_at) for seq, *place, due_at in session.rows(KEYED, seqs=queued)}
+    found = {seq: (Place(*place), due_at) for seq, *place, due_at, _ in session.rows(KEYED, seqs=queued)}
     due = {seq: due_at for seq, (_, due_at) in found.items() if damage.is_number(due_at)}
     tasks = [replace(task, next_trigger_at=due[task.seq]) if task.seq in due else task for task in tasks]
     return tasks, {seq: place for seq, (place, _) in found.items()}
@@ -61,6 +72,7 @@ class KeyedTasks:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._places: dict[int, Place] = {}
+        self._kept: set[int] = set()  # tasks that keep the places of their keys, and wait beside the queues
         self._charges: dict[Place, Charge] = {}
         self._lanes: dict[tuple[int, str], Lane] = {}  # those in which this transaction has queued tasks …
         self._keys: dict[tuple[int, str], set[str]] = {}  # … and the keys of these tasks
@@ -82,13 +94,13 @@ class KeyedTasks:
             if task.seq in keys or task.seq in routes
         }
         self._places.update(of)
-        rows = [(task.seq, *of[task.seq], task.next_trigger_at) for task in tasks if task.seq in of]
+        rows = [(task.seq, *of[task.seq], task.next_trigger_at, False) for task in tasks if task.seq in of]
         self._session.insert(ADD_KEYED, rows)
         return [self._queued(task) if task.seq in of else task for task in tasks]
 
     def save(self, tasks: Sequence[Trigger]) -> Sequence[Trigger]:
         """Queue those of these tasks that wait and have keys; return all as they are to be written."""
-        self._look_up([task.seq for task in tasks if task.status in WAITING and task.seq not in self._places])
+        self._look_up([task.seq for task in tasks if task.status in WAITING])
         changed = [task for task in tasks if task.seq in self._places]
         if not changed:
             return tasks
@@ -98,7 +110,7 @@ class KeyedTasks:
 
     def move(self, seqs: Collection[int], priority: int) -> None:
         """Note that tasks go to another lane, if they have keys; `save` queues them there."""
-        self._look_up([seq for seq in seqs if seq not in self._places])
+        self._look_up(seqs)
         for seq in seqs:
             if (place := self._places.get(seq)) is not None:
                 self._touch(place)
@@ -187,7 +199,34 @@ class KeyedTasks:
     def _touch(self, place: Place) -> None:
         self._charges.setdefault(place, Charge(place))
 
-    def _look_up(self, seqs: Collection[int]) -> None:
-        if seqs:
-            rows = self._session.rows(KEYED, seqs=seqs)
-            self._places.update((seq, Place(*place)) for seq, *place, _ in rows)
+    def queued(self, seqs: Collection[int]) -> list[tuple[int, Place, float]]:
+        """Return those of these tasks that wait in queues of keys without labels: where, and when they are due."""
+        rows = self._session.rows(KEYED, seqs=seqs)
+        return [(row[0], Place(*row[1:4]), row[4]) for row in rows if row[3] and row[4] and not is_route(row[1])]
+
+    def keep(self, tasks: Sequence[tuple[int, Place, float]]) -> None:
+        """Take tasks out of the queues of their keys, whose places they keep."""
+        self._session.update(SET_DUE, [(due_at, seq) for seq, _, due_at in tasks])
+        self._session.update(SAVE_PLACES, [(None, True, seq) for seq, _, _ in tasks])
+        for seq, place, _ in tasks:
+            self._touch(place)
+            self._places.pop(seq, None)
+            self._kept.add(seq)
+
+    def drop_places_of(self, kind: str) -> None:
+        """Put the tasks of a kind that keep places back into the queues of their keys."""
+        kept = self._session.rows(KEPT_OF_KIND, of_kind=kind)
+        self._session.update(SAVE_PLACES, [(row[4], False, row[0]) for row in kept])
+        self._session.update(SET_DUE, [(QUEUED_AT, row[0]) for row in kept if row[4] is not None])
+        self._kept.difference_update(row[0] for row in kept)
+        for row in kept:
+            self._touch(Place(*row[1:4]))
+
+    def _look_up(self, seqs: Iterable[int]) -> None:
+        """Read the places of those of these tasks that have keys, if they are not known yet."""
+        if unknown := [seq for seq in seqs if seq not in self._places and seq not in self._kept]:
+            for seq, *place, _, keeps in self._session.rows(KEYED, seqs=unknown):
+                if keeps:
+                    self._kept.add(seq)
+                else:
+                    self._places[seq] = Place(*place)

@@ -1,5 +1,6 @@
 """The keys of tasks in an SQL database: their shares, their limits, and the token buckets of kinds and keys."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +18,12 @@ from leasekit.server.store.schema import (
     is_of_key,
     is_queued,
     is_waiting,
+    keeps_place,
     keyed,
     share,
     trigger,
 )
-from leasekit.server.store.sql.keyed import KEYED, Charge, Place
+from leasekit.server.store.sql.keyed import DROP_PLACES, KEPT_PLACES, KEYED, Charge, Place
 from leasekit.server.store.sql.lanes import IN_QUEUE, OF_LANE, LaneTx
 from leasekit.server.store.sql.session import PRIORITIES, Reads
 from leasekit.server.store.sql.statements import MOMENT, MOST, NOW, Insert, Statement, is_one_of, is_one_pair_of, listed
@@ -97,11 +99,14 @@ END_OF_PAGE = Statement(select(func.max(_PAGE.c.seq)))
 RUNNING = Statement(
     select(trigger.c.kind, func.count()).where(is_leased(), is_one_of(trigger.c.kind, "kinds")).group_by(trigger.c.kind)
 )
+_KIND = bindparam("kind", type_=sa.Text)
+_OF_KEYS = select(keyed.c.key, func.count()).join_from(trigger, keyed, keyed.c.seq == trigger.c.seq)
+_OF_KEYS = _OF_KEYS.where(is_one_of(keyed.c.key, "keys")).group_by(keyed.c.key)
 RUNNING_OF_KEYS = Statement(
-    select(keyed.c.key, func.count())
-    .join_from(trigger, keyed, keyed.c.seq == trigger.c.seq)
-    .where(is_leased(), trigger.c.kind == bindparam("kind", type_=sa.Text), is_one_of(keyed.c.key, "keys"))
-    .group_by(keyed.c.key)
+    sa.union_all(
+        _OF_KEYS.where(is_leased(), trigger.c.kind == _KIND),
+        _OF_KEYS.where(is_waiting(), keeps_place(), keyed.c.kind == _KIND),
+    )
 )
 _ENDED_TASK = keyed.alias()
 _FULL_KEY = (
@@ -162,7 +167,10 @@ class ShareView(Reads):
         return {row[0]: row[1] for row in self._session.rows(RUNNING, kinds=kinds)}
 
     def running_of_keys(self, kind: str, keys: Collection[str]) -> dict[str, int]:
-        return {row[0]: row[1] for row in self._session.rows(RUNNING_OF_KEYS, kind=kind, keys=keys)}
+        counts = Counter[str]()
+        for key, count in self._session.rows(RUNNING_OF_KEYS, kind=kind, keys=keys):
+            counts[key] += count
+        return counts
 
     def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:
         of = {"kinds": kinds, "priorities": PRIORITIES, "now": now}
@@ -209,6 +217,23 @@ class ShareTx(LaneTx, ShareView):
 
     def leave(self, lane: Lane, until: Mapping[str, float | None], *, most: int) -> None:
         self._keyed.leave(lane, until)
+
+    def keep_places(self, seqs: Collection[int]) -> None:
+        queued = self._keyed.queued(seqs)
+        of_keys = {(place.kind, place.key): (seq, place, due_at) for seq, place, due_at in sorted(queued, reverse=True)}
+        for kind in {kind for kind, _ in of_keys}:
+            for key in self.running_of_keys(kind, [key for of_kind, key in of_keys if of_kind == kind]):
+                del of_keys[kind, key]
+        self._keyed.keep([*of_keys.values()])
+
+    def drop_places_of(self, kind: str) -> None:
+        self._keyed.drop_places_of(kind)
+
+    def drop_places(self, seqs: Collection[int]) -> bool:
+        return self._session.count(DROP_PLACES, seqs=seqs) > 0
+
+    def kept_places(self, seqs: Collection[int]) -> set[int]:
+        return {row[0] for row in self._session.rows(KEPT_PLACES, seqs=seqs)}
 
     def free_keys(self, seqs: Collection[int]) -> list[Lane]:
         kinds = {kind_of(row[1]) for row in self._session.rows(KEYED, seqs=seqs)} if self.has_routes() else ()

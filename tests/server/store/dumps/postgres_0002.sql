@@ -80,7 +80,8 @@ CREATE TABLE leasekit.keyed (
     kind text NOT NULL COLLATE pg_catalog."C",
     priority integer NOT NULL,
     key text NOT NULL COLLATE pg_catalog."C",
-    due_at double precision
+    due_at double precision,
+    keeps_place boolean NOT NULL
 )
 WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.02', autovacuum_vacuum_cost_delay='0');
 CREATE TABLE leasekit.share (
@@ -240,7 +241,7 @@ INSERT INTO leasekit.dedupe VALUES ('done', 'key', 'done', NULL);
 INSERT INTO leasekit.gate VALUES ('kind', 'later', 'pause', NULL, 'not yet', 1795469460, 'one');
 INSERT INTO leasekit.kind VALUES ('waiting', '\x7b227072696f72697479223a302c226d61785f617474656d707473223a337d', 1795469460, 'one', 2, NULL, NULL, NULL);
 INSERT INTO leasekit.kind VALUES ('gone', NULL, 1795469459, NULL, 1, NULL, NULL, NULL);
-INSERT INTO leasekit.keyed VALUES (6, 'waiting', 2, 'tenant', 1795469459.472198);
+INSERT INTO leasekit.keyed VALUES (6, 'waiting', 2, 'tenant', 1795469459.472198, false);
 INSERT INTO leasekit.share VALUES ('waiting', 2, 'tenant', 0, false, 1795469459.472198);
 INSERT INTO leasekit.task VALUES (6, 'keyed', 'waiting', NULL, 2, 1795469459.472198, 1795469459.472198, 25, 5, NULL, 60, NULL, NULL, NULL, NULL, '\x941dffce4e4308ceb33e87326003257d', '\x6e756c6c');
 INSERT INTO leasekit.trigger VALUES (6, 'keyed', 'waiting', 2, 300, 300, 'new', 0, 0, 0, 0, false, NULL, NULL, 253402260000, NULL, NULL, NULL, false, NULL, NULL, NULL, NULL, NULL);
@@ -369,6 +370,7 @@ CREATE INDEX ix_task_tag_seq ON leasekit.task_tag USING btree (seq);
 CREATE INDEX ix_chain_root ON leasekit.chain USING btree (root, seq);
 CREATE INDEX ix_claim_granted_at ON leasekit.claim USING btree (granted_at);
 CREATE INDEX ix_inbox_waiting ON leasekit.inbox USING btree (number) WHERE (refused IS NULL);
+CREATE INDEX ix_keyed_places ON leasekit.keyed USING btree (kind, key) WHERE keeps_place;
 CREATE INDEX ix_keyed_queued ON leasekit.keyed USING btree (kind, priority, key, due_at, seq) WHERE (due_at IS NOT NULL);
 CREATE INDEX ix_minute_at ON leasekit.minute USING btree (at);
 CREATE INDEX ix_periodic_next_at ON leasekit.periodic USING btree (next_at) WHERE (next_at IS NOT NULL);

@@ -43,9 +43,11 @@ CREATE TABLE leasekit.keyed (
     kind text COLLATE "C" NOT NULL,
     priority integer NOT NULL,
     key text COLLATE "C" NOT NULL,
-    due_at double precision        -- null: the task does not wait
+    due_at double precision,       -- null: the task does not wait in the queue of its key
+    keeps_place boolean NOT NULL   -- until the task ends, no other one of its key starts: it waits beside the queue
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX ix_keyed_queued ON leasekit.keyed (kind, priority, key, due_at, seq) WHERE due_at IS NOT NULL;
+CREATE INDEX ix_keyed_places ON leasekit.keyed (kind, key) WHERE keeps_place;
 
 -- The keys of each kind and priority that have waiting tasks, or have taken more tasks than others.
 CREATE TABLE leasekit.share (

@@ -53,7 +53,9 @@ def upgrade() -> None:
         sa.Column("priority", sa.Integer, nullable=False),
         sa.Column("key", sa.Text, nullable=False),
         sa.Column("due_at", sa.Double),
+        sa.Column("keeps_place", sa.Boolean, nullable=False),
     )
+    op.create_index("ix_keyed_places", "keyed", ["kind", "key"], sqlite_where=sa.text("keeps_place = 1"))
     of_queue = ["kind", "priority", "key", "due_at", "seq"]
     op.create_index("ix_keyed_queued", "keyed", of_queue, sqlite_where=sa.text("due_at IS NOT NULL"))
     op.create_table(

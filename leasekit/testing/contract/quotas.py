@@ -77,10 +77,10 @@ class Quotas(SchedulerBase):
         await limiting.set_kind(kind, KindSettings(ordered=True))
         tasks = [NewTask(kind=kind, id=f"{kind}-{name}", key=name[0]) for name in ("a1", "a2", "b1", "b2")]
         await other.schedule(tasks)
-        for name, end in (("a1", "retry"), ("b1", "success")):
-            task = await self.claim_one(limiting, kind)
-            assert task.id == f"{kind}-{name}"
-            await self.settle(limiting, task, end, retry_after=1.5 if end == "retry" else None)
+        first, second = await self.claim_one(limiting, kind), await self.claim_one(limiting, kind)
+        assert [first.id, second.id] == [f"{kind}-a1", f"{kind}-b1"]
+        await self.settle(limiting, first, "retry", retry_after=1.5)
+        await self.settle(limiting, second)
         assert await self.granted_of(other, kind) == [f"{kind}-b2"]
         async with self.waiting(other, kind) as answers:
             await self.sleep(1.6)

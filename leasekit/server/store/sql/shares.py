@@ -100,8 +100,12 @@ RUNNING = Statement(
     select(trigger.c.kind, func.count()).where(is_leased(), is_one_of(trigger.c.kind, "kinds")).group_by(trigger.c.kind)
 )
 _KIND = bindparam("kind", type_=sa.Text)
-_OF_KEYS = select(keyed.c.key, func.count()).join_from(trigger, keyed, keyed.c.seq == trigger.c.seq)
-_OF_KEYS = _OF_KEYS.where(is_one_of(keyed.c.key, "keys")).group_by(keyed.c.key)
+_OF_KEYS = (
+    select(keyed.c.key, func.count())
+    .join_from(trigger, keyed, keyed.c.seq == trigger.c.seq)
+    .where(is_one_of(keyed.c.key, "keys"))
+    .group_by(keyed.c.key)
+)
 RUNNING_OF_KEYS = Statement(
     sa.union_all(
         _OF_KEYS.where(is_leased(), trigger.c.kind == _KIND),

@@ -34,6 +34,7 @@ _CASES: Mapping[str, Mapping[str, Any]] = {
     "the kind is paused and opened again, once a batch": {"paused": "k"},
     "the tasks have keys": {"keyed": "k"},
     "keys have a concurrency": {"keyed": "k", "k": KindSettings(key_concurrency=10_000)},
+    "keys are ordered": {"keyed": "k", "k": KindSettings(ordered=True)},
     "keys have a rate": {"keyed": "k", "k": KindSettings(key_rate=10_000, key_burst=1_000_000)},
     "the tasks come through queues in memory": {"queued": "k"},
 }
@@ -74,7 +75,7 @@ async def _life(
             queues = None if queued is None else _Queues(engine, queued)
             began = cpu_seconds()
             for start in range(0, count, _BATCH):
-                keys = [f"t{number % 50}" if keyed == "k" else None for number in range(_BATCH)]
+                keys = [f"t{number}" if keyed == "k" else None for number in range(_BATCH)]
                 if paused == "k":
                     await backend.set_gate(kind="k", mode="pause")
                 await backend.schedule([NewTask(kind="k", key=key) for key in keys])

@@ -84,20 +84,8 @@ class Receiver:
             for kind, asked in queues:
                 until = min(self._clock() + looks, ends_at)
                 patience = max(0.0, until - self._clock()) + _SLOW if len(queues) > 1 else None
-                try:
-                    async with asyncio.timeout(patience):
-                        await self._drain(await self._queues.of(kind), asked, tasks, limit, until, attempts)
-                except (Refused, Forbidden) as error:  # concerns this queue: the others are read all the same
-                    refusal = error
-                except TimeoutError:  # what the poll still brings is kept for the next claim
-                    refusal = Unavailable(f"queue {self._address.queue_of(kind)!r} does not answer in time")
-                except BackendError:
-                    if not tasks:
-                        raise
-                except asyncio.CancelledError:
-                    for task in tasks:  # kept for the next claim, or released
-                        self._unclaimed.put(task)
-                    raise
+                draining = self._drain_in_time(kind, asked, tasks, limit, until, attempts, patience)
+                refusal = await draining or refusal
                 if len(tasks) >= limit:
                     return tasks
             if refusal is not None and not tasks:
@@ -114,6 +102,33 @@ class Receiver:
         self._turns += 1
         first = self._turns % len(queues)
         return queues[first:] + queues[:first]
+
+    async def _drain_in_time(
+        self,
+        kind: str,
+        asked: Sequence[str],
+        tasks: list[Task],
+        limit: int,
+        until: float,
+        attempts: Iterator[str],
+        patience: float | None,
+    ) -> BackendError | None:
+        """Do what `_drain` does with the queue of a kind; return why it cannot be read, if that concerns it alone."""
+        try:
+            async with asyncio.timeout(patience):
+                await self._drain(await self._queues.of(kind), asked, tasks, limit, until, attempts)
+        except (Refused, Forbidden) as error:
+            return error
+        except TimeoutError:  # what the poll still brings is kept for the next claim
+            return Unavailable(f"queue {self._address.queue_of(kind)!r} does not answer in time")
+        except BackendError:
+            if not tasks:
+                raise
+        except asyncio.CancelledError:
+            for task in tasks:  # kept for the next claim, or released
+                self._unclaimed.put(task)
+            raise
+        return None
 
     async def _drain(
         self, url: str, asked: Sequence[str], tasks: list[Task], limit: int, until: float, attempts: Iterator[str]

@@ -141,17 +141,7 @@ class Engine:
         self.check_room: Callable[[], None] = lambda: None
         """Called before tasks are granted; raises `Throttled` if there is no room for an answer."""
         self.room = StoreRoom(store)
-        self.commit = writer(
-            store,
-            SURVIVAL,
-            clock=self._clock,
-            random=self._random,
-            on_ready=self._on_ready,
-            on_gap=consumer.restart_leases,
-            on_end=following.follow,
-            on_over=self._on_over,
-            feed=self.feed,
-        )
+        self.commit = self._make_writer(writer)
         is_shared = isinstance(store, SharedStore)
         self.tokens = TokenBook(self._clock.peek, self._clock.instant, is_shared=is_shared)
         """The access tokens, as far as this node knows."""
@@ -172,6 +162,18 @@ class Engine:
         self._enqueueing: asyncio.Task[None] | None = None
         self._consumer: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
+
+    def _make_writer(self, writer: type[GroupCommit]) -> GroupCommit:
+        return writer(
+            *(self._store, SURVIVAL),
+            clock=self._clock,
+            random=self._random,
+            on_ready=self._on_ready,
+            on_gap=consumer.restart_leases,
+            on_end=following.follow,
+            on_over=self._on_over,
+            feed=self.feed,
+        )
 
     def _neighbours_at(self, store: SharedStore) -> Neighbours:
         return Neighbours(

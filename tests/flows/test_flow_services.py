@@ -7,6 +7,7 @@ import pytest
 
 import leasekit
 from leasekit import Client, Flow, NotYet, Refused, Step, Worker
+from leasekit_redis import maintenance
 from tests.postgres_server import PostgresServer
 from tests.redis_server import Server
 from tests.server.http.conftest import run
@@ -24,7 +25,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(params=["http", "postgresql", "redis"])
-def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     if request.param == "http":
         with run(f"sqlite:///{tmp_path}/tasks.db") as server, leasekit.connect(f"http://127.0.0.1:{server.port}") as to:
             yield to
@@ -34,6 +35,7 @@ def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Client]:
         url = postgres.emptied()
     else:
         redis: Server = request.getfixturevalue("redis_server")
+        monkeypatch.setattr(maintenance, "INTERVAL", 0.2)  # a join is made ready by maintenance
         url = f"redis://127.0.0.1:{redis.port}/0"
     with leasekit.connect(url) as to:
         yield to

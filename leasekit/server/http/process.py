@@ -102,17 +102,18 @@ async def _serve(
             if store.is_new and store.url is not None:
                 _note(f"leasekit serve: created a new store: {store.url.removeprefix('sqlite:///')}")
             sockets = [listener]
-
-            async def listen(other: socket.socket) -> None:
-                if server.started:
-                    await server.startup([other])
-                else:
-                    sockets.append(other)
-
             # The objects that exist by now stay: each garbage collection of them would stop the process for 0.1 s.
             gc.freeze()
-            async with beside(store, listen), server.following():
+            async with beside(store, functools.partial(_join, server, sockets)), server.following():
                 await server.serve(sockets=sockets)
+
+
+async def _join(server: "Server", sockets: list[socket.socket], other: socket.socket) -> None:
+    """Have a server serve another socket too: at once, or with those that it starts with."""
+    if server.started:
+        await server.startup([other])
+    else:
+        sockets.append(other)
 
 
 def _note(sentence: str) -> None:

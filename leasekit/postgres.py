@@ -4,7 +4,8 @@ The task exists if, and only if, your transaction commits. The nodes of the data
 `leasekit.inbox`, within milliseconds of the commit; if none is running, the first that starts does.
 
 `connection` is a connection of psycopg 3, or a connection or session of SQLAlchemy with any driver of PostgreSQL.
-Nothing is committed here. The user of the connection needs the right to insert into the table.
+Nothing is committed here. The user of the connection needs the right to insert into its
+column `task`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ __all__ = ["aschedule", "schedule"]
 
 _PUT = "INSERT INTO leasekit.inbox (task) VALUES ({task})"
 _PUT_AND_RING = (
-    f"WITH put AS ({_PUT} RETURNING number) "  # noqa: S608
+    f"WITH put AS ({_PUT} RETURNING 1) "  # noqa: S608 - a column would need the right to read it
     """SELECT pg_catalog.pg_notify('leasekit', 'application [["inbox"]]') FROM put"""
 )
 

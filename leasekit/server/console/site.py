@@ -97,7 +97,7 @@ class Console:
             return await self._act(request, access)
         if request.method not in {"GET", "HEAD"}:
             raise HTTPException(405, "a page is only looked at", {"allow": "GET, HEAD"})
-        if name in _STREAMS:
+        if name in _STREAMS and request.method == "GET":
             return StreamingResponse(_STREAMS[name](self._visit(request, access)), media_type="text/event-stream")
         if (page := PAGES.get(name)) is None:
             raise HTTPException(404, "there is no such page")

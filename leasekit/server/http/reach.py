@@ -7,6 +7,7 @@ Rule 3: a request names the server that it is for. A name that an attacker lets 
 """
 
 import ipaddress
+import re
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ __all__ = ["Reach", "TlsFiles", "is_loopback"]
 
 _Network = IPv4Network | IPv6Network
 _Address = IPv4Address | IPv6Address
+_HOST_NAME = re.compile(r"[A-Za-z0-9._:-]+")
 _OF_IPV6 = 64  # bits of an address that one client has for itself, as a rule
 
 
@@ -62,6 +64,9 @@ class Reach:
             )
         if has_tls and proxies:
             raise ConfigError("--behind-proxy is for a server without TLS of its own: leave it or --tls-cert out")
+        for name in names:
+            if not _HOST_NAME.fullmatch(name):
+                raise ConfigError(f"--server-name must be a name or an address, as in tasks.example, got {name!r}")
         return cls(
             is_open=is_open,
             needs_tokens=needs_tokens or is_open or bool(proxies),

@@ -214,6 +214,12 @@ def test_the_host_header_names_the_server_also_with_tls_and_tokens() -> None:
     assert allowed(opened, request("tasks.example", origin="https://tasks.example"))
 
 
+@pytest.mark.parametrize("name", ["", "*", "https://tasks.example", "a, b"])
+def test_a_name_that_no_host_has_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="--server-name must be a name or an address"):
+        reach(names=[name])
+
+
 def test_a_server_behind_a_proxy_is_reached_through_it_alone() -> None:
     behind = reach(is_open=True, proxies=["10.0.0.0/24"], names=["tasks.example"])
     assert allowed(behind, request("tasks.example", "10.0.0.9"))

@@ -303,6 +303,23 @@ async def test_a_failed_statement_of_the_application_leaves_no_task(url: str, no
     assert await found(nodes[0]) == []
 
 
+async def test_an_application_needs_the_right_to_insert_tasks_and_no_other(url: str, nodes: list[Engine]) -> None:
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute("CREATE ROLE shop LOGIN; GRANT USAGE ON SCHEMA leasekit TO shop")
+        owner.execute("GRANT INSERT (task) ON leasekit.inbox TO shop")
+        try:
+            with psycopg.connect(url, user="shop", autocommit=True) as connection:
+                for name, wake in (("rung", True), ("not-rung", False)):
+                    leasekit.postgres.schedule(connection, NewTask(kind="k", id=name), wake=wake)
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):  # it cannot take the numbers of others
+                    connection.execute("INSERT INTO leasekit.inbox (number) OVERRIDING SYSTEM VALUE VALUES (9)")
+        finally:
+            owner.execute("DROP OWNED BY shop; DROP ROLE shop")
+    await nodes[0].tick()
+    for name in ("rung", "not-rung"):  # whichever node has taken its row
+        await appeared(nodes[0], name)
+
+
 def test_what_no_service_would_take_is_refused_in_the_call(url: str) -> None:
     with psycopg.connect(url) as connection:
         with pytest.raises(Refused, match="item 0 does not fit"):

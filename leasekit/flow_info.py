@@ -15,7 +15,7 @@ __all__ = ["FlowInfo", "FlowStatus", "StepInfo", "flow_info"]
 
 T = TypeVar("T")
 
-FlowStatus = Literal["running", "succeeded", "rolled_back", "failed", "cancelled"]
+FlowStatus = Literal["running", "succeeded", "rolled_back", "failed", "cancelled", "ended"]
 """Where a flow is: see `FlowInfo.status`."""
 
 
@@ -56,7 +56,8 @@ class FlowInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: FlowStatus
     """*running*: a step runs, or waits for its turn. *succeeded*, *rolled_back*: a step ended that no other follows,
     and in the second case a failure had led there. *failed*: a step failed for which there is no edge; the flow can
-    be resumed. *cancelled*: by a cancel."""
+    be resumed. *cancelled*: by a cancel. *ended*: it succeeded or rolled back, and which of them cannot be read: its
+    values are encoded, and this client has no codec for them."""
     steps: list[str]
     """The names of the steps that run or wait. A failed flow: those that failed."""
     workload: int
@@ -111,7 +112,7 @@ def flow_info(tasks: Sequence[TaskInfo], *, root: str) -> FlowInfo:
     last = (trunk or steps)[-1]
     status = _status(visits, last)
     shown = present or [visit for visit in stuck if visit.task.status is not Status.DROPPED] or stuck
-    has_ended = status in ("succeeded", "rolled_back", "cancelled")
+    has_ended = status not in ("running", "failed")
     return FlowInfo(
         id=root,
         name=tasks[0].kind.removeprefix(KIND),
@@ -134,7 +135,9 @@ def _status(visits: Sequence[_Visit], last: _Visit) -> FlowStatus:
         return "cancelled"
     if statuses & REDRIVABLE:
         return "failed"
-    return "succeeded" if last.record is None or last.record.failure is None else "rolled_back"
+    if last.record is None:
+        return "ended"
+    return "succeeded" if last.record.failure is None else "rolled_back"
 
 
 def _step_info(visit: _Visit) -> StepInfo:

@@ -139,3 +139,8 @@ def test_a_codec_hides_the_state_from_the_service(tmp_path: Path) -> None:
     with leasekit.connect(url, codec=leasekit.codecs.Compressed()) as client:
         info = Album(client, "album").run()
         assert (info.status, info.state, info.workload) == ("succeeded", ["A", "B", "COVER"], 7)
+    with leasekit.connect(url) as client:
+        seen = client.flow(info.id)
+        assert seen is not None
+        assert (seen.status, seen.steps, {step.step for step in seen.history}) == ("ended", [], {"?"})
+        assert seen.ended_at == info.ended_at

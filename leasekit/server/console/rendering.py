@@ -38,6 +38,7 @@ MARKS: Mapping[str, tuple[str, str]] = {
     "running": ("run", "●"),
     "succeeded": ("good", "✓"),
     "rolled_back": ("retry", "↩"),
+    "ended": ("good", "✓"),
     "failed": ("bad", "✕"),
     "success": ("good", "✓"),
     "retry": ("retry", "↻"),

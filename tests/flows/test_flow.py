@@ -122,7 +122,7 @@ def test_a_failure_takes_its_edge_after_the_last_attempt(cloud: Cloud) -> None:
     info = cloud.start()
     assert cloud.ran == ["create"] * 5 + ["roll_back"]
     assert (info.status, info.workload) == ("rolled_back", 6)
-    task = cloud.client.status(info.history[0].task_id)
+    task = cloud.client.get(info.history[0].task_id)
     assert task is not None
     assert task.attempt == 5  # no sixth one had to find out that there were five
 

@@ -7,9 +7,12 @@ _SUCCESSORS = uuid.UUID("6c656173-656b-5974-8000-7375632e6c6b")
 _TOKEN = 32  # hexadecimal digits: 128 bits
 
 
-def successor_id(task_id: str, fence: int, position: int) -> str:
-    """Return the id of a successor: a repeated report of one run names the same ids, so no task is created twice."""
-    return str(uuid.uuid5(_SUCCESSORS, f"{task_id}/{fence}/{position}"))
+def successor_id(task_id: str, token: str, position: int) -> str:
+    """Return the id of a successor: a repeated report of one run names the same ids, so no task is created twice.
+
+    Without the token of the run nobody knows the id before: whoever used it first would keep the successor out.
+    """
+    return str(uuid.uuid5(_SUCCESSORS, f"{task_id}/{token}/{position}"))
 
 
 def tokens(count: int, random: _random.Random) -> list[str]:

@@ -36,7 +36,7 @@ def test_tokens_have_128_bits_each_and_do_not_repeat() -> None:
 
 
 def test_a_successor_has_one_id_per_run_and_position() -> None:
-    ids = {successor_id(name, fence, position) for name in ("a", "b") for fence in (1, 11) for position in (0, 1)}
+    ids = {successor_id(name, token, position) for name in ("a", "b") for token in ("1", "11") for position in (0, 1)}
     assert len(ids) == 8
-    assert successor_id("a", 1, 0) == successor_id("a", 1, 0)
-    assert successor_id("a", 1, 11) != successor_id("a", 11, 1)
+    assert successor_id("a", "1", 0) == successor_id("a", "1", 0)
+    assert successor_id("a", "1", 11) != successor_id("a", "11", 1)

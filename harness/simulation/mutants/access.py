@@ -135,6 +135,12 @@ server.console.sessions:Sessions.access_of
 + True
 tests/server/console/test_login.py::test_a_session_ends_when_its_token_gets_another_secret_but_not_during_the_overlap
 
+successors-foreseen: The id of a successor is known before, and is used by a task of another kind.
+server.roles.hsc:_Desk._end_run
+- successor_id(row.id, settlement.token, position)
++ successor_id(row.id, str(row.attempt), position)
+tests/server/roles/test_hsc.py::test_each_run_has_successors_of_its_own[memory]
+
 names-taken: A task of any kind has the id that stands for a name, and ends what others do once.
 task.leased:NewTask.__post_init__
 - self.id != self.kind and ...

@@ -293,7 +293,7 @@ class _Desk:
         self._past.add(run)
         self._progress.report(row, settlement)
         for position, task in enumerate(settlement.then):
-            task_id = task.id or successor_id(row.id, fence, position)
+            task_id = task.id or successor_id(row.id, settlement.token, position)
             self._successors.append(replace(task, id=task_id, parent=row.id))
 
     def _revise(self, row: Trigger, token: str) -> tuple[Trigger, str | None, int]:

@@ -531,4 +531,5 @@ async def test_each_run_has_successors_of_its_own(bench: Bench) -> None:
     first, second = await bench.taken("a"), await bench.taken("b")
     for task in (first, second):
         await bench.settle(task, then=[NewTask(kind="next"), NewTask(kind="next")])
-    assert await bench.ids(kinds=("next",)) == [successor_id(name, 1, n) for name in ("a", "b") for n in (0, 1)]
+    ids = [successor_id(task.id, task.token, n) for task in (first, second) for n in (0, 1)]
+    assert await bench.ids(kinds=("next",)) == ids, "only the holder of the run knows them before"

@@ -51,6 +51,22 @@ async def test_retention_counts_from_the_end_of_a_task(bench: Bench) -> None:
 
 
 @pytest.mark.anyio
+async def test_a_dead_task_is_kept_from_its_death_on(bench: Bench) -> None:
+    task = await bench.taken("dead", max_attempts=2)
+    await bench.settle(task, "retry", retry_after=2 * RETENTION)
+    await bench.later(2 * RETENTION)
+    await bench.settle(await bench.take(), "retry")
+    assert await bench.status("dead") == "dead"
+
+    await bench.later(RETENTION - 1)
+    await bench.engine.sweeper.sweep()
+    assert await bench.status("dead") == "dead"
+    await bench.later(2)
+    await bench.engine.sweeper.sweep()
+    assert await bench.engine.queries.get("dead") is None
+
+
+@pytest.mark.anyio
 async def test_what_has_not_ended_is_kept_however_old(bench: Bench) -> None:
     await bench.put("new", kind="a")
     running = await bench.taken("running", claim_timeout=RETENTION * 9, heartbeat_timeout=RETENTION * 9)

@@ -137,6 +137,30 @@ LIBRARIES: list[Put] = [
 ]
 
 
+async def test_of_fifty_racers_of_a_dedupe_key_of_whom_half_roll_back_all_get_the_one_task_that_lives(
+    url: str, nodes: list[Engine]
+) -> None:
+    task = NewTask(kind="k", dedupe_key="one")
+    ends: tuple[Ending, Ending] = ("rollback", "commit")
+    racers = [asyncio.to_thread(with_psycopg, url, task, ends[n % 2]) for n in range(25)]
+    answers = await asyncio.gather(*(node.schedule([task]) for _ in range(12) for node in nodes), *racers)
+    for node in nodes:
+        await node.tick()
+    (lives,) = await found(nodes[0])
+    assert {scheduled.id for answer in answers if answer is not None for scheduled in answer} == {lives}
+    assert rows(url) == []
+
+
+async def test_a_racer_of_a_dedupe_key_lives_if_the_one_before_it_rolls_back(url: str, nodes: list[Engine]) -> None:
+    with psycopg.connect(url) as first:
+        leasekit.postgres.schedule(first, NewTask(kind="k", id="first", dedupe_key="one"))
+        await asyncio.to_thread(with_psycopg, url, NewTask(kind="k", id="second", dedupe_key="one"), "commit")
+        first.rollback()
+    await appeared(nodes[0], "second")
+    await nodes[0].tick()
+    assert await found(nodes[0]) == ["second"]
+
+
 @pytest.mark.parametrize("put", LIBRARIES, ids=lambda put: put.__name__)
 async def test_a_task_exists_if_and_only_if_its_transaction_commits(put: Put, url: str, nodes: list[Engine]) -> None:
     payload = {"to": "ada", "text": 'a "quoted" :name, %s and \0', "number": 1.0}

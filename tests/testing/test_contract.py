@@ -158,7 +158,7 @@ async def _say_it_waited(call: Call) -> Any:
 
 
 async def _block_the_loop(call: Call) -> Any:
-    for _ in range(20):
+    for _ in range(8):
         time.sleep(0.2)  # noqa: ASYNC251 - the fault
         if (answer := await call.faulty.backend.claim(*call.args, **{**call.options, "wait": 0})).tasks:
             break

@@ -18,6 +18,7 @@ import pytest
 
 from leasekit import ConfigError, Lease, Worker, connect
 from leasekit.testing.faults import Faulty
+from tests.sampling import slow_after
 from tests.waiting import eventually
 from tests.worker.conftest import AtWork, Submitter
 
@@ -269,8 +270,10 @@ worker.run()
 """
 
 
-@pytest.mark.parametrize("prefix", ["", "async "], ids=["plain", "async"])
-@pytest.mark.parametrize("where", ["start-up", "shutdown"])
+@pytest.mark.parametrize(
+    ("prefix", "where"),
+    slow_after(2, [("", "start-up"), ("async ", "shutdown"), ("", "shutdown"), ("async ", "start-up")]),
+)
 def test_one_that_hangs_does_not_outlast_the_drain(tmp_path: Path, prefix: str, where: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM.format(prefix=prefix)))

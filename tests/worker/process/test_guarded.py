@@ -16,6 +16,7 @@ from leasekit.hooks import Event, Lost
 from leasekit.task import Status
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
+from tests.sampling import slow_after
 from tests.waiting import eventually
 from tests.worker.conftest import Submitter
 from tests.worker.process.conftest import Runs
@@ -215,7 +216,7 @@ def test_a_body_is_told_of_its_loss_and_may_end_by_itself(
         assert not is_dead(executor)
 
 
-@pytest.mark.parametrize("whom", ["nobody", "executor", "guard", "both"])
+@pytest.mark.parametrize("whom", slow_after(2, ["nobody", "both", "executor", "guard"]))
 def test_a_lost_body_that_goes_on_is_dead_before_its_task_runs_again(
     whom: str,
     faulty: Faulty,

@@ -13,6 +13,7 @@ from leasekit.errors import ConfigError
 from leasekit.task import Status
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
+from tests.sampling import slow_after
 from tests.waiting import eventually
 from tests.worker.conftest import Submitter
 from tests.worker.process.conftest import Runs
@@ -122,7 +123,7 @@ def test_a_lost_body_that_goes_on_ends_its_process_and_its_neighbours_run_again_
             assert f"for another task in it, {lost}: " in why or "because a lease in it ended (watchdog)" in why
 
 
-@pytest.mark.parametrize("whom", ["executor", "guard", "both"])
+@pytest.mark.parametrize("whom", slow_after(1, ["both", "executor", "guard"]))
 def test_no_code_of_a_lost_body_goes_on_whoever_is_stopped(
     whom: str,
     worker: Worker,

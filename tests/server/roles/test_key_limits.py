@@ -11,6 +11,7 @@ from leasekit.server import due_tasks
 from leasekit.server.roles import claims
 from leasekit.server.roles.gates import GateChange
 from leasekit.task import KindSettings, Outcome, Task
+from tests.sampling import slow_after
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -343,7 +344,7 @@ async def test_the_tasks_of_full_keys_are_counted_as_due(bench: Bench) -> None:
     assert (backlog.due, backlog.later, backlog.keys, round(backlog.age)) == (2, 0, 1, 7)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_after(1, range(4)))
 async def test_random_histories_keep_the_limit_and_start_each_task(bench: Bench, seed: int) -> None:
     random, most = Random(seed), 2
     await limit(bench, most)

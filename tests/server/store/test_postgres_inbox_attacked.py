@@ -18,7 +18,7 @@ from leasekit import NewTask
 from leasekit.server.engine import Engine
 from leasekit.server.store.postgres.store import PostgresStore
 from tests.postgres_server import PostgresServer
-from tests.sampling import in_soak
+from tests.sampling import in_soak, slow_after
 
 pytestmark = pytest.mark.anyio
 
@@ -133,12 +133,12 @@ async def main():
 asyncio.run(main())
 """
 POINTS = {
-    "before the order": 0, "before the task": 0, "after the task": 0, "before the commit": 0, "in the commit": 1,
+    "before the commit": 0, "in the commit": 1, "before the order": 0, "before the task": 0, "after the task": 0,
     "after the answer": 1,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("point", "number"), POINTS.items())
+@pytest.mark.parametrize(("point", "number"), slow_after(2, POINTS.items()))
 async def test_an_application_that_is_killed_has_left_the_order_and_its_task_or_neither(
     point: str, number: int, url: str
 ) -> None:

@@ -44,6 +44,7 @@ _TABLES = (
     "periodic",
     "inbox",
     "access_token",
+    "console_session",
     "audit",
 )
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off")  # nothing has to survive the machine

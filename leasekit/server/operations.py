@@ -17,6 +17,7 @@ from leasekit.server.request_classes import (
     REDRIVE,
     RESCHEDULE,
     RESCHEDULE_MATCHING,
+    SESSION,
     SET_GATE,
     SET_KIND,
     SET_PERIODIC,
@@ -27,7 +28,7 @@ from leasekit.server.roles.audit import Note
 from leasekit.server.roles.gates import GateChange
 from leasekit.server.roles.periodic import Change as PeriodicChange
 from leasekit.server.roles.selection import Found
-from leasekit.server.store import PeriodicRow
+from leasekit.server.store import PeriodicRow, SessionRow
 from leasekit.server.store_room import StoreRoom
 from leasekit.server.sweeper import Sweeper
 from leasekit.task import GateInfo, KindInfo, KindSettings, Matched, Redriven, Rescheduled, Scheduled, Verdict
@@ -161,6 +162,14 @@ class Operations:
         info: TokenInfo | None = await self._commit.ask(SET_TOKEN, change, size=1, note=note)
         await self._on_new_tokens()
         return info
+
+    async def begin_session(self, row: SessionRow) -> None:
+        """Begin a session of the console, at all nodes of the store."""
+        await self._commit.ask(SESSION, row, size=1)
+
+    async def end_session(self, digest: bytes) -> None:
+        """End a session of the console; an unknown one is ignored."""
+        await self._commit.ask(SESSION, digest, size=1)
 
     async def note(self, note: Note | None) -> None:
         """Write an entry of the audit log for a request that has found nothing to change."""

@@ -19,7 +19,7 @@ from leasekit.server.roles.listing import Listing
 from leasekit.server.roles.selection import split
 from leasekit.server.roles.task_infos import gate_info
 from leasekit.server.roles.unmet import unmet
-from leasekit.server.store import Space, Store
+from leasekit.server.store import SessionRow, Space, Store
 from leasekit.task import Ended, GateInfo, KindInfo, Page, Stats, TaskInfo
 from leasekit.tokens import AuditPage, TokenInfo
 from leasekit.wire import MAX_WAIT
@@ -169,6 +169,11 @@ class Queries:
     async def get_token(self, token: str, by: Access = LOCAL) -> TokenInfo | None:
         """Return an access token by its id or name."""
         return await self._readers.read(lambda view: tokens.one(view, token, by=by, now=self._clock.peek()))
+
+    async def session(self, digest: bytes) -> SessionRow | None:
+        """Return a session of the console whose time is not over, by the digest of its cookie."""
+        row = await self._readers.read(lambda view: view.session(digest))
+        return row if row is not None and self._clock.peek() < row.until else None
 
     async def audit(self, *, cursor: str | None = None, limit: int = 100) -> AuditPage:
         """Return a page of the audit log, the latest entry first."""

@@ -125,6 +125,7 @@ MINUTES = RequestClass("minutes", write_minutes, 50_000)
 SET_PERIODIC = RequestClass("periodic tasks", periodic.change, 1000, count=_periodic_changed)
 SET_TOKEN = RequestClass("access tokens", tokens.change, 1000, is_last=True, count=_whether)  # last: as above
 USE_TOKENS = RequestClass("uses of access tokens", tokens.use, 1000)
+SESSION = RequestClass("sessions of the console", tokens.change_sessions, 1000)
 NOTE = RequestClass("entries of the audit log", _each(lambda turn: None), 1000, count=lambda turn, request, answer: 0)
 PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
@@ -152,6 +153,7 @@ SURVIVAL = (
     SET_GATE,
     SET_TOKEN,
     USE_TOKENS,
+    SESSION,
     NOTE,
     *SWEEPING,
     MINUTES,

@@ -13,7 +13,7 @@ from leasekit.errors import Unavailable
 from leasekit.server.access import Access, KindPatterns
 from leasekit.server.roles.tokens import is_valid
 from leasekit.server.store import TokenRow
-from leasekit.tokens import Scope, digest_of
+from leasekit.tokens import Scope
 
 _TRUSTED = 10.0  # seconds for which what was read counts
 _COARSE = 300.0  # seconds between two notes of the use of one token
@@ -56,13 +56,13 @@ class TokenBook:
         self.read_at = self._instant()
         self.look()
 
-    def of_secret(self, secret: str) -> Access | None:
-        """Return what the token with this secret allows; None: there is none, or it is not valid (any longer).
+    def of_digest(self, digest: bytes) -> Access | None:
+        """Return what the token whose secret has this SHA-256 allows; None: there is none, or none that is valid.
 
         Raises `Unavailable` if the tokens could not be read lately.
         """
         self._check_age()
-        secret_of = self._secrets.get(digest_of(secret))
+        secret_of = self._secrets.get(digest)
         if secret_of is None or not self._is_good(secret_of):
             return None
         self._used[secret_of.row.id] = self._now()

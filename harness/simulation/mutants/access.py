@@ -131,8 +131,8 @@ tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_a
 
 rotated-sessions-go-on: A session of the console goes on when its token gets another secret.
 server.console.sessions:Sessions.access_of
-- self._is_valid(access)
-+ True
+- await self._auth.access_of_digest(row.secret)
++ next(iter(self._engine.tokens._secrets.values())).access
 tests/server/console/test_login.py::test_a_session_ends_when_its_token_gets_another_secret_but_not_during_the_overlap
 
 successors-foreseen: The id of a successor is known before, and is used by a task of another kind.
@@ -362,9 +362,21 @@ server.console.sessions:Sessions.begin
 + _is_plain_loopback(request)
 tests/server/console/test_login.py::test_the_cookie_is_for_tls_only_behind_a_proxy_that_is_known_and_says_nothing
 
+lasting-sessions: A session of the console has no end.
+server.queries:Queries.session
+- self._clock.peek() < row.until
++ True
+tests/server/roles/test_tokens.py::test_a_session_of_the_console_ends_when_its_time_is_over[memory]
+
+endless-sessions: Sessions whose time is over, and those beyond the thousandth, are kept.
+server.roles.tokens:change_sessions
+- max(ended, ...)
++ 0
+tests/server/roles/test_tokens.py::test_a_thousand_sessions_of_the_console_are_kept_and_none_that_is_over[memory]
+
 left-sessions-go-on: A session goes on when it is left.
 server.console.sessions:Sessions.end
-- self._sessions.pop(...)
+- await self._engine.operations.end_session(...)
 + None
 tests/server/console/test_login.py::test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked
 

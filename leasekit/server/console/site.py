@@ -67,9 +67,7 @@ class Console:
         self._engine = engine
         self._mode = mode
         self._auth = auth
-        self._sessions = Sessions(
-            _is_nobody if auth is None else auth.is_valid, engine.clock.instant, has_proxy=has_proxy
-        )
+        self._sessions = None if auth is None else Sessions(engine, auth, has_proxy=has_proxy)
         self._written = _Written()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,21 +105,21 @@ class Console:
 
     async def _access_of(self, request: Request) -> Access:
         """Return who asks. Raises `HTTPException` if they may not look."""
-        if self._auth is None:
+        if self._auth is None or self._sessions is None:
             return LOCAL
-        return _checked(self._sessions.access_of(request) or await self._auth.access_of(request))
+        return _checked(await self._sessions.access_of(request) or await self._auth.access_of(request))
 
     async def _log_in(self, request: Request) -> Response:
         """Show the form for an access token, or begin a session with one."""
         fault = None
-        if request.method == "POST" and self._auth is not None:
+        if request.method == "POST" and self._auth is not None and self._sessions is not None:
             try:
                 access = _checked(await self._auth.log_in(request, (await form_of(request)).get("token", "")))
             except Unauthenticated as error:
                 fault = error.detail
             else:
                 response = RedirectResponse("./", 303)
-                self._sessions.begin(request, response, access)
+                await self._sessions.begin(request, response, access)
                 return response
         values: dict[str, Any] = {"nav": (), "current": "", "title": "Log in", "live": False, "notice": None}
         text = render("login.html", now=_now(self._engine), **values, who=None, fault=fault)
@@ -132,7 +130,8 @@ class Console:
             raise HTTPException(405, "a session is left by a form", {"allow": "POST"})
         await form_of(request)
         response = RedirectResponse("login", 303)
-        self._sessions.end(request, response)
+        if self._sessions is not None:
+            await self._sessions.end(request, response)
         return response
 
     async def _act(self, request: Request, access: Access) -> Response:
@@ -190,11 +189,6 @@ def _checked(access: Access) -> Access:
     if not access.has(["read"]) or not access.has_all_kinds:
         raise HTTPException(403, f"the console needs the scope `read` for all kinds: {access.name!r} has less")
     return access
-
-
-def _is_nobody(access: Access) -> bool:
-    """Return that a session has no rights: there are no tokens."""
-    return False
 
 
 def _who(access: Access) -> str | None:

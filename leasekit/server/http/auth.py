@@ -18,7 +18,7 @@ from leasekit.server.engine import Engine
 from leasekit.server.http.problems import Unauthenticated
 from leasekit.server.log_limit import LogLimit
 from leasekit.server.token_bucket import Bucket
-from leasekit.tokens import is_secret
+from leasekit.tokens import digest_of, is_secret
 
 __all__ = ["LOCAL_SOCKET", "Authenticator", "Failures"]
 
@@ -83,13 +83,15 @@ class Authenticator:
 
         An unknown token may have been made a moment ago, at another node: then the store is asked.
         """
-        if not is_secret(secret):
-            return None
-        access, now = self._engine.tokens.of_secret(secret), self._engine.clock.instant()
+        return await self.access_of_digest(digest_of(secret)) if is_secret(secret) else None
+
+    async def access_of_digest(self, digest: bytes) -> Access | None:
+        """Return what the token whose secret has this SHA-256 allows, as `access_of_secret` does."""
+        access, now = self._engine.tokens.of_digest(digest), self._engine.clock.instant()
         if access is None and now >= self._look_at:
             self._look_at = now + _AGAIN
             await self._engine.token_watch.read()
-            access = self._engine.tokens.of_secret(secret)
+            access = self._engine.tokens.of_digest(digest)
         return access
 
     async def log_in(self, request: Request, secret: str) -> Access:

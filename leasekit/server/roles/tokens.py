@@ -1,4 +1,4 @@
-"""The access tokens: make, revoke, rotate and list them.
+"""The access tokens: make, revoke, rotate and list them; and the sessions of the console that begin with one.
 
 Rule 1: a caller makes, changes and sees only tokens that allow nothing that it may not do itself, and for no longer.
 Rule 2: a token that was revoked, or has expired, never becomes valid again.
@@ -13,13 +13,14 @@ from typing import NamedTuple, cast
 
 from leasekit.errors import AccessDenied, Refused
 from leasekit.server.access import LOCAL, Access
-from leasekit.server.store import TokenRow, View
+from leasekit.server.store import SessionRow, TokenRow, View
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.tokens import SCOPES, Scope, TokenInfo
 from leasekit.wire import RotateRequest, TokenRequest
 
 _MOST = 1000  # tokens, which are all in the memory of each node
 _MOST_OF_SOME = 500  # that operators of some kinds may make: they leave those of all kinds some to make
+_SESSIONS = 1000  # at the same time; the oldest ends for a new one
 _KEPT = 30 * 86400.0  # seconds for which a token is listed that is no longer valid
 
 
@@ -189,6 +190,19 @@ def use(turn: UnitOfWork, uses: Sequence[Mapping[str, float]]) -> list[None]:
     for used_at in uses:
         turn.tx.use_tokens(used_at)
     return [None] * len(uses)
+
+
+def change_sessions(turn: UnitOfWork, changes: Sequence[SessionRow | bytes]) -> list[None]:
+    """Begin sessions of the console, or end those with these digests."""
+    begun = [change for change in changes if isinstance(change, SessionRow)]
+    gone = [change for change in changes if not isinstance(change, SessionRow)]
+    if begun:
+        rows = turn.tx.sessions()
+        ended = sum(row.until <= turn.now for row in rows)
+        gone += [row.digest for row in rows[: max(ended, len(rows) + len(begun) - _SESSIONS)]]
+    turn.tx.remove_sessions(gone)
+    turn.tx.add_sessions(begun)
+    return [None] * len(changes)
 
 
 def forget(turn: UnitOfWork) -> None:

@@ -183,6 +183,14 @@ class TokenRow(NamedTuple):
     revoked_at: float | None
 
 
+class SessionRow(NamedTuple):
+    """A session of the web console. The fields are in the order of the table's columns."""
+
+    digest: bytes  # the SHA-256 of its cookie
+    secret: bytes  # the SHA-256 of the secret of an access token, with which it began
+    until: float
+
+
 class AuditRow(NamedTuple):
     """An act of an operator. The fields are in the order of the table's columns."""
 

@@ -387,6 +387,16 @@ access_token = sa.Table(
     sqlite_with_rowid=False,
 )
 
+console_session = sa.Table(
+    "console_session",
+    metadata,
+    sa.Column("digest", sa.LargeBinary, nullable=False),
+    sa.Column("secret", sa.LargeBinary, nullable=False),
+    sa.Column("until", sa.Double, nullable=False),
+    sa.PrimaryKeyConstraint("digest"),
+    sqlite_with_rowid=False,
+)
+
 # Rows are added, and deleted after a long time; none is ever updated.
 audit = sa.Table(
     "audit",

@@ -19,6 +19,7 @@ from leasekit.server.store.rows import (
     MinuteRow,
     PeriodicRow,
     Run,
+    SessionRow,
     Tagged,
     TokenRow,
 )
@@ -150,6 +151,14 @@ class View(Protocol):
 
     def tokens(self) -> list[TokenRow]:
         """Return all access tokens, also those that are revoked, the oldest first."""
+        ...
+
+    def session(self, digest: bytes) -> SessionRow | None:
+        """Return a session of the console, by the digest of its cookie, also one whose time is over."""
+        ...
+
+    def sessions(self) -> list[SessionRow]:
+        """Return all sessions of the console, the one that ends first at the beginning."""
         ...
 
     def audit(self, *, before: str, limit: int) -> list[AuditRow]:

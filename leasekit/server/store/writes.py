@@ -20,6 +20,7 @@ from leasekit.server.store.rows import (
     MinuteRow,
     PeriodicRow,
     Run,
+    SessionRow,
     Share,
     TokenRow,
 )
@@ -352,6 +353,14 @@ class RuleWrites(Protocol):
 
     def remove_tokens(self, ids: Collection[str]) -> None:
         """Remove access tokens."""
+        ...
+
+    def add_sessions(self, rows: Sequence[SessionRow]) -> None:
+        """Add sessions of the console. Raises `Refused` if there is no room."""
+        ...
+
+    def remove_sessions(self, digests: Collection[bytes]) -> None:
+        """Remove sessions of the console; unknown ones are ignored."""
         ...
 
     def add_audit(self, rows: Sequence[AuditRow]) -> None:

@@ -16,9 +16,12 @@ from starlette.types import Message
 from leasekit.server.console import streams
 from leasekit.server.console.desk import form_of
 from leasekit.server.http.reach import Reach
+from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.tokens import digest_of, new_secret
+from tests.postgres_server import PostgresServer
 from tests.server.console.conftest import Seen, Site, seen
 from tests.server.http.conftest import Answer, run
+from tests.waiting import eventually
 
 FORM = "application/x-www-form-urlencoded"
 
@@ -155,6 +158,33 @@ def test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked(door: Door
     assert door.see("", other).status == 200
     assert door.api("DELETE", "/v1/tokens/other").status == 200
     assert door.site.server.call("GET", "/console/", cookie=other).status == 303
+
+
+def test_a_session_goes_on_after_a_restart_and_its_cookie_is_not_in_the_store(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/tasks.db"
+    with run(store, console="on") as server:
+        first = Door(Site(server))
+        cookie, admin = first.log_in(first.admin), first.admin
+    files = b"".join(path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+    assert cookie.partition("=")[2].encode() not in files
+    with run(store, console="on") as server:
+        assert Site(server).see("", cookie=cookie).status == 200
+        assert server.call("DELETE", "/v1/tokens/admin", authorization=f"Bearer {admin}").status == 200
+        assert server.call("GET", "/console/", cookie=cookie).status == 303
+
+
+def test_a_session_begins_and_ends_at_all_nodes_of_a_database(postgres: PostgresServer) -> None:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    with run(url, console="on") as server, run(url, console="on") as other:
+        door = Door(Site(server))
+        left, revoked = door.log_in(door.admin), door.log_in(door.token("other", "read"))
+        assert [Site(other).see("", cookie=cookie).status for cookie in (left, revoked)] == [200, 200]
+        there = {"content_type": FORM, "origin": f"http://127.0.0.1:{other.port}"}
+        assert other.call("POST", "/console/logout", b"", cookie=left, **there).status == 303
+        assert server.call("GET", "/console/", cookie=left).status == 303
+        assert door.api("DELETE", "/v1/tokens/other").status == 200
+        eventually(lambda: other.call("GET", "/console/", cookie=revoked).status == 303)
 
 
 def test_a_reader_is_offered_no_act_and_cannot_act(door: Door) -> None:

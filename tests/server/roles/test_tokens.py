@@ -8,6 +8,7 @@ from leasekit.errors import Refused
 from leasekit.server.roles import audit
 from leasekit.server.roles.audit import Note
 from leasekit.server.roles.tokens import Create, Revoke, Rotate
+from leasekit.server.store import SessionRow
 from leasekit.tokens import digest_of, new_secret
 from leasekit.wire import RotateRequest, TokenRequest
 from tests.server.conftest import Bench
@@ -45,17 +46,17 @@ async def test_the_secret_before_the_latest_is_taken_until_the_overlap_is_over(b
     first = await made(bench, "t")
     second = await rotated(bench, "t", overlap=8.0)
     tokens = bench.engine.tokens
-    assert [tokens.of_secret(secret) is not None for secret in (first, second)] == [True, True]
+    assert [tokens.of_digest(digest_of(secret)) is not None for secret in (first, second)] == [True, True]
     await bench.later(7)
-    assert tokens.of_secret(first) is not None
+    assert tokens.of_digest(digest_of(first)) is not None
     await bench.later(1)
-    assert [tokens.of_secret(secret) is not None for secret in (first, second)] == [False, True]
+    assert [tokens.of_digest(digest_of(secret)) is not None for secret in (first, second)] == [False, True]
 
 
 async def test_a_revoked_token_has_no_secret_any_longer_also_none_from_before(bench: Bench) -> None:
     secrets = [await made(bench, "t"), await rotated(bench, "t", overlap=3600.0)]
     await bench.engine.operations.change_token(Revoke("t"))
-    assert [bench.engine.tokens.of_secret(secret) for secret in secrets] == [None, None]
+    assert [bench.engine.tokens.of_digest(digest_of(secret)) for secret in secrets] == [None, None]
     with pytest.raises(Refused, match="revoked"):
         await bench.engine.operations.change_token(Rotate(new_id("t"), RotateRequest(digest="ab" * 32)))
 
@@ -107,3 +108,45 @@ async def test_a_change_that_fails_is_not_in_the_log(bench: Bench) -> None:
             note=Note("token.create", target="t"),
         )
     assert (await bench.engine.queries.audit()).entries == []
+
+
+def session(number: int, until: float) -> SessionRow:
+    return SessionRow(number.to_bytes(32), bytes(32), until)
+
+
+async def known(bench: Bench, numbers: range) -> list[int]:
+    """Return the sessions of these numbers that go on."""
+    return [number for number in numbers if await bench.engine.queries.session(number.to_bytes(32)) is not None]
+
+
+async def test_a_session_of_the_console_ends_when_its_time_is_over(bench: Bench) -> None:
+    await bench.engine.operations.begin_session(session(1, bench.engine.clock.peek() + 10.0))
+    await bench.later(9)
+    assert await known(bench, range(3)) == [1]
+    await bench.restart()
+    assert await known(bench, range(3)) == [1]
+    await bench.later(1)
+    assert await known(bench, range(3)) == []
+
+
+async def test_a_session_of_the_console_ends_when_it_is_left(bench: Bench) -> None:
+    now = bench.engine.clock.peek()
+    for number in range(3):
+        await bench.engine.operations.begin_session(session(number, now + 10.0))
+    for left in (1, 1, 7):
+        await bench.engine.operations.end_session(left.to_bytes(32))
+    assert await known(bench, range(8)) == [0, 2]
+
+
+async def test_a_thousand_sessions_of_the_console_are_kept_and_none_that_is_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasekit.server.roles.tokens._SESSIONS", 3)
+    now = bench.engine.clock.peek()
+    for number in range(5):
+        await bench.engine.operations.begin_session(session(number, now + 10.0 + number))
+    assert await known(bench, range(5)) == [2, 3, 4]
+    await bench.later(13)
+    await bench.engine.operations.begin_session(session(5, now + 60.0))
+    rows = await bench.engine._readers.read(lambda view: view.sessions())
+    assert [int.from_bytes(row.digest) for row in rows] == [4, 5]

@@ -2,7 +2,16 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from leasekit.server.store import NOT_DECLARED, AuditRow, GateRow, KindDeclaration, KindRow, MinuteRow, TokenRow
+from leasekit.server.store import (
+    NOT_DECLARED,
+    AuditRow,
+    GateRow,
+    KindDeclaration,
+    KindRow,
+    MinuteRow,
+    SessionRow,
+    TokenRow,
+)
 from leasekit.server.store.memory.changes import Changes
 
 
@@ -64,6 +73,14 @@ class MemoryRules(Changes):
     def remove_tokens(self, ids: Collection[str]) -> None:
         for token_id in ids:
             self._drop(self._tables.tokens, token_id)
+
+    def add_sessions(self, rows: Sequence[SessionRow]) -> None:
+        for row in rows:
+            self._put(self._tables.sessions, row.digest, row)
+
+    def remove_sessions(self, digests: Collection[bytes]) -> None:
+        for digest in digests:
+            self._drop(self._tables.sessions, digest)
 
     def add_audit(self, rows: Sequence[AuditRow]) -> None:
         for row in rows:

@@ -19,6 +19,7 @@ from leasekit.server.store import (
     MinuteRow,
     PeriodicRow,
     Run,
+    SessionRow,
     TokenRow,
     Trigger,
 )
@@ -59,6 +60,7 @@ class Tables:
         self.periodics: dict[str, PeriodicRow] = {}
         self.minutes: dict[tuple[int, str, str], MinuteRow] = {}
         self.tokens: dict[str, TokenRow] = {}
+        self.sessions: dict[bytes, SessionRow] = {}
         self.audit: dict[str, AuditRow] = {}
         self.waits: dict[str, dict[str, None]] = {}  # the tasks that wait for each awaited one
         self.waits_of: dict[str, dict[str, None]] = {}  # the tasks for which each waiting one waits

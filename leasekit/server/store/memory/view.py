@@ -24,6 +24,7 @@ from leasekit.server.store import (
     MinuteRow,
     PeriodicRow,
     Run,
+    SessionRow,
     Tagged,
     TokenRow,
     Trigger,
@@ -202,6 +203,12 @@ class MemoryView(View):
 
     def tokens(self) -> list[TokenRow]:
         return sorted(self._tables.tokens.values(), key=lambda row: (row.created_at, row.id))
+
+    def session(self, digest: bytes) -> SessionRow | None:
+        return self._tables.sessions.get(digest)
+
+    def sessions(self) -> list[SessionRow]:
+        return sorted(self._tables.sessions.values(), key=lambda row: row.until)
 
     def audit(self, *, before: str, limit: int) -> list[AuditRow]:
         ids = sorted((row for row in self._tables.audit if not before or row < before), reverse=True)

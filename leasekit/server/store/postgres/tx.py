@@ -26,6 +26,7 @@ from leasekit.server.store import (
     Node,
     PeriodicRow,
     Reading,
+    SessionRow,
     Trigger,
 )
 from leasekit.server.store.postgres.session import PostgresSession, array
@@ -355,6 +356,11 @@ class PostgresTx(SqlTx, PostgresView):
         if not self._has_keys:
             raise Refused("the tables of the database have no room for start deadlines: run `leasekit migrate`")
         super().set_deadlines(deadlines)
+
+    def add_sessions(self, rows: Sequence[SessionRow]) -> None:
+        if not self._has_keys:
+            raise Refused("the tables of the database have no room for sessions: run `leasekit migrate`")
+        super().add_sessions(rows)
 
     def add_audit(self, rows: Sequence[AuditRow]) -> None:
         if self._has_keys:

@@ -13,6 +13,7 @@ from leasekit.server.store import (
     Lane,
     MinuteRow,
     PeriodicRow,
+    SessionRow,
     Tagged,
     TokenRow,
     Trigger,
@@ -70,6 +71,9 @@ class PostgresView(SqlView):
 
     def tokens(self) -> list[TokenRow]:
         return super().tokens() if self._has_kinds() else []
+
+    def session(self, digest: bytes) -> SessionRow | None:
+        return super().session(digest) if self._has_kinds() else None
 
     def audit(self, *, before: str, limit: int) -> list[AuditRow]:
         return super().audit(before=before, limit=limit) if self._has_kinds() else []

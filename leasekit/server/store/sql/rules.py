@@ -5,8 +5,18 @@ from collections.abc import Collection, Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy import bindparam, select
 
-from leasekit.server.store import NOT_DECLARED, AuditRow, GateRow, KindDeclaration, KindRow, MinuteRow, TokenRow, damage
-from leasekit.server.store.schema import access_token, audit, gate, kind, minute, parked, store
+from leasekit.server.store import (
+    NOT_DECLARED,
+    AuditRow,
+    GateRow,
+    KindDeclaration,
+    KindRow,
+    MinuteRow,
+    SessionRow,
+    TokenRow,
+    damage,
+)
+from leasekit.server.store.schema import access_token, audit, console_session, gate, kind, minute, parked, store
 from leasekit.server.store.sql.session import Reads, Writes
 from leasekit.server.store.sql.statements import MOST, Insert, Statement, Update, is_one_of
 
@@ -52,6 +62,14 @@ TOKENS = Statement(select(access_token).order_by(access_token.c.created_at, acce
 ADD_TOKENS = Insert(access_token)
 DROP_TOKENS = Statement(sa.delete(access_token).where(is_one_of(access_token.c.id, "ids")))
 USE_TOKENS = Update(access_token.c.id, first=10, last=10)
+SESSION = Statement(
+    select(console_session).where(console_session.c.digest == bindparam("of_digest", type_=sa.LargeBinary))
+)
+SESSIONS = Statement(select(console_session).order_by(console_session.c.until))
+ADD_SESSIONS = Insert(console_session)
+DROP_SESSIONS = Statement(
+    sa.delete(console_session).where(console_session.c.digest == bindparam("of_digest", type_=sa.LargeBinary))
+)
 AUDIT, AUDIT_BEFORE = (
     Statement(select(audit).where(which).order_by(audit.c.id.desc()).limit(MOST))
     for which in (sa.true(), audit.c.id < bindparam("before_id", type_=sa.Text))
@@ -85,6 +103,13 @@ class RuleView(Reads):
 
     def tokens(self) -> list[TokenRow]:
         return damage.tokens(self._session.rows(TOKENS))
+
+    def session(self, digest: bytes) -> SessionRow | None:
+        rows = self._session.rows(SESSION, of_digest=digest)
+        return SessionRow(*rows[0]) if rows else None
+
+    def sessions(self) -> list[SessionRow]:
+        return [SessionRow(*row) for row in self._session.rows(SESSIONS)]
 
     def audit(self, *, before: str, limit: int) -> list[AuditRow]:
         of = {"before_id": before} if before else {}
@@ -147,6 +172,13 @@ class RuleTx(Writes, RuleView):
 
     def remove_tokens(self, ids: Collection[str]) -> None:
         self._session.run(DROP_TOKENS, ids=ids)
+
+    def add_sessions(self, rows: Sequence[SessionRow]) -> None:
+        self._session.insert(ADD_SESSIONS, [tuple(row) for row in rows])
+
+    def remove_sessions(self, digests: Collection[bytes]) -> None:
+        for digest in digests:
+            self._session.run(DROP_SESSIONS, of_digest=digest)
 
     def add_audit(self, rows: Sequence[AuditRow]) -> None:
         self._session.insert(ADD_AUDIT, [tuple(row) for row in rows])

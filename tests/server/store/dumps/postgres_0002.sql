@@ -293,6 +293,11 @@ CREATE TABLE leasekit.access_token (
     revoked_at double precision
 )
 WITH (fillfactor='50');
+CREATE TABLE leasekit.console_session (
+    digest bytea NOT NULL,
+    secret bytea NOT NULL,
+    until double precision NOT NULL
+);
 CREATE TABLE leasekit.audit (
     id text COLLATE pg_catalog."C" NOT NULL,
     at double precision NOT NULL,
@@ -312,6 +317,8 @@ INSERT INTO leasekit.wait VALUES ('held', 'next');
 SELECT pg_catalog.setval('leasekit.task_seq', 1, true);
 ALTER TABLE ONLY leasekit.access_token
     ADD CONSTRAINT access_token_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY leasekit.console_session
+    ADD CONSTRAINT console_session_pkey PRIMARY KEY (digest);
 ALTER TABLE ONLY leasekit.audit
     ADD CONSTRAINT audit_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY leasekit.bucket

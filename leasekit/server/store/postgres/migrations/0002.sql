@@ -164,6 +164,13 @@ CREATE TABLE leasekit.access_token (
     revoked_at double precision
 ) WITH (fillfactor = 50);
 
+-- Sessions of the web console.
+CREATE TABLE leasekit.console_session (
+    digest bytea NOT NULL PRIMARY KEY, -- the SHA-256 of its cookie
+    secret bytea NOT NULL,             -- that of the secret of an access token, with which it began
+    until double precision NOT NULL
+);
+
 -- Acts of operators. Rows are added, and deleted after a long time; none is ever updated.
 CREATE TABLE leasekit.audit (
     id text COLLATE "C" NOT NULL PRIMARY KEY,

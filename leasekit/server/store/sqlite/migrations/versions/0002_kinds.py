@@ -176,6 +176,14 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_table(
+        "console_session",
+        sa.Column("digest", sa.LargeBinary, nullable=False),
+        sa.Column("secret", sa.LargeBinary, nullable=False),
+        sa.Column("until", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("digest"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
         "audit",
         sa.Column("id", sa.Text, nullable=False),
         sa.Column("at", sa.Double, nullable=False),

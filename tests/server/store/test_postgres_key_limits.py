@@ -1,6 +1,7 @@
 """Limits of keys on several nodes of a PostgreSQL database: they are never passed, and no free place is missed."""
 
 import asyncio
+import itertools
 import random
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ from leasekit.server.roles import claims, frontend, hsc, kinds
 from leasekit.server.store import Tx
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import KindSettings, NewTask, Settlement, Task
+from leasekit.task import KindSettings, NewTask, Outcome, Settlement, Task
 from tests.postgres_server import PostgresServer
 from tests.waiting import eventually
 
@@ -176,3 +177,47 @@ async def test_workers_of_three_nodes_keep_the_limit_of_each_key_and_start_all(n
         await asyncio.gather(watch(connection), *map(work, range(2 * NODES)))
     assert sorted(done) == sorted(ids)
     assert max(most) <= 2
+
+
+@pytest.mark.anyio
+async def test_the_tasks_of_each_ordered_key_run_in_order_over_three_nodes(nodes: list[Engine]) -> None:
+    chance = random.Random(7)
+    await nodes[0].operations.set_kind("k", KindSettings(ordered=True), by="ada")
+    names = [f"{key}{number:02}" for number in range(15) for key in "abcd"]
+    await nodes[1].schedule(
+        [NewTask(kind="k", id=name, key=name[0], max_attempts=None, max_crashes=1000) for name in names]
+    )
+    over: set[str] = set()  # ended, or about to end
+    running: set[str] = set()
+
+    async def work(number: int) -> None:
+        for claim in itertools.count():
+            if over.issuperset(names):
+                return
+            claim_id, limit = f"{number}-{claim}", chance.randint(1, 3)
+            claimed = await chance.choice(nodes).claim(
+                worker="w", kinds=["k"], limit=limit, wait=0.5, claim_id=claim_id
+            )
+            for task in claimed.tasks:
+                earlier = {name for name in names if name[0] == task.id[0] and name < task.id}
+                assert earlier <= over, task.id
+                assert not {name for name in running if name[0] == task.id[0]}, task.id
+                running.add(task.id)
+            for task in claimed.tasks:
+                await end_run(task)
+
+    async def end_run(task: Task) -> None:
+        outcome: Outcome = chance.choice(("success", "success", "fatal", "retry", "release", "crash"))
+        running.discard(task.id)
+        if outcome in {"success", "fatal"}:
+            over.add(task.id)
+        pause = chance.choice((0.0, 0.2)) if outcome == "retry" else None
+        settlement = Settlement(id=task.id, token=task.token, outcome=outcome, retry_after=pause)
+        (verdict,) = await chance.choice(nodes).results("w", [settlement])
+        assert verdict.verdict == "settled"
+        if verdict.reason == "dead":
+            over.add(task.id)
+
+    async with asyncio.timeout(120), asyncio.TaskGroup() as workers:
+        for number in range(6):
+            workers.create_task(work(number))

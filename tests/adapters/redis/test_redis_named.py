@@ -9,7 +9,6 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
-from msgspec.structs import force_setattr
 
 import leasekit
 from leasekit import AlreadyDone, Cancelled, Client, NotGranted
@@ -108,13 +107,11 @@ async def test_a_name_that_has_ended_needs_no_maintenance_until_it_is_forgotten(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("left", ["a successor", "another task", "a wait for it", "a damaged task"])
+@pytest.mark.parametrize("left", ["a successor", "a wait for it", "a damaged task"])
 async def test_a_name_that_has_left_something_to_do_is_maintained_soon(own_server: Server, left: str) -> None:
     async with aclosing(connect(own_server.url, worker="w")) as backend:
         kind = "once:a"
-        if left == "another task":
-            await backend.schedule([NewTask(kind=kind, id="another", delay=60.0)])
-        elif left == "a wait for it":
+        if left == "a wait for it":
             await backend.schedule([NewTask(kind="b", id="b", after=[kind])])
         elif left == "a damaged task":
             own_server.ask("ZADD", f"leasekit:{{{kind}}}:damaged", 1, "c")
@@ -149,16 +146,6 @@ async def test_a_name_is_not_forgotten_while_a_claim_of_it_may_be_repeated(own_s
         await once(backend, "a")
         await backend.maintain()
         assert (await backend.claim_name(NewTask(kind=kind, id=kind), claim_id=ended)).tasks == []
-
-
-@pytest.mark.anyio
-async def test_an_id_of_another_kind_is_not_taken_by_a_name(own_server: Server) -> None:
-    async with aclosing(connect(own_server.url, worker="w")) as backend:
-        another = NewTask(kind="k", id="a")
-        force_setattr(another, "id", "once:a")  # which no client of today sends
-        await backend.schedule([another])
-        claimed = await backend.claim_name(NewTask(kind="once:a", id="once:a"), claim_id=uuid.uuid4().hex)
-        assert (claimed.tasks, claimed.status) == ([], "new")
 
 
 @pytest.mark.anyio

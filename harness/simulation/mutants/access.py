@@ -322,9 +322,27 @@ _OF_BROWSERS = tested(
     """
 foreign-origins: A web page of another origin may send requests.
 server.http.reach:Reach.check
-- any(origin.partition("://")[2] != hosts[0] for origin in request.headers.getlist("origin"))
+- not all(self.is_own_origin(request, origin) for origin in request.headers.getlist("origin"))
 + False
 tests/server/console/test_site.py::test_a_foreign_host_or_origin_is_refused
+
+plain-origins: A page that came without TLS has a form behind a proxy that has TLS.
+server.http.reach:Reach.is_own_origin
+- scheme != "https" or not self._is_trusted(request)
++ False
+tests/server/http/test_http_tls.py::test_behind_a_proxy_the_origin_is_that_of_its_https_whatever_host_it_sends
+
+forwarded-origins: What a proxy sends on as its host is a name of the server, whatever it is.
+server.http.reach:Reach.is_own_origin
+- _without_port(forwarded).lower() in self.names
++ True
+tests/server/http/test_http_tls.py::test_behind_a_proxy_the_origin_is_that_of_its_https_whatever_host_it_sends
+
+rewritten-hosts: Forms are refused where the proxy sends a Host header of its own.
+server.http.reach:Reach.is_own_origin
+- hosts += self.names
++ pass
+tests/server/console/test_behind_proxy.py::test_forms_work_behind_a_proxy_and_those_of_other_origins_are_refused[False]
 
 foreign-hosts: A name that resolves to this machine is one of the server.
 server.http.reach:Reach._is_name

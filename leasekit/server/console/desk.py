@@ -4,7 +4,7 @@ Rule 1: a form counts only if its origin is this site: browsers say so with each
 Rule 2: whether an act is allowed is judged here, for each request, whatever the pages have offered.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,10 @@ _LONGEST = 64 * 1024  # bytes of a form
 _FORM = "application/x-www-form-urlencoded"
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """Return what a form says. Raises `HTTPException` if it does not come from a page of this site."""
-    _check_origin(request)
+async def form_of(request: Request, is_own: Callable[[Request, str], bool]) -> dict[str, str]:
+    """Return what a form says. Raises `HTTPException` unless its origin `is_own`: that of this site."""
+    if not is_own(request, request.headers.get("origin", "")):
+        raise HTTPException(403, "the form comes from a web page of another origin, or from none")
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM:
         raise HTTPException(415, f"the body must be {_FORM}")
     body = b""
@@ -37,12 +38,6 @@ async def form_of(request: Request) -> dict[str, str]:
     except ClientDisconnect:
         raise HTTPException(400, "the client disconnected before the form was complete") from None
     return parameters(body)
-
-
-def _check_origin(request: Request) -> None:
-    origin, host = request.headers.get("origin", ""), request.headers.get("host", "")
-    if origin.partition("://")[2] != host or not host:
-        raise HTTPException(403, "the form comes from a web page of another origin, or from none")
 
 
 def _chosen(visit: Visit) -> tuple[Act, Any]:

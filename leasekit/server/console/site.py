@@ -31,6 +31,7 @@ from leasekit.server.console.visit import Mode, Visit, parameters
 from leasekit.server.engine import Engine
 from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.problems import Unauthenticated
+from leasekit.server.http.reach import LOCAL_REACH
 from leasekit.server.log_limit import LogLimit
 
 logger = logging.getLogger("leasekit.server.console")
@@ -58,15 +59,23 @@ class Console:
     """The console over an open engine. Mount it at any path: all its links are relative."""
 
     def __init__(
-        self, engine: Engine, *, mode: Mode = "on", auth: Authenticator | None = None, has_proxy: bool = False
+        self,
+        engine: Engine,
+        *,
+        mode: Mode = "on",
+        auth: Authenticator | None = None,
+        has_proxy: bool = False,
+        is_own_origin: Callable[[Request, str], bool] = LOCAL_REACH.is_own_origin,
     ) -> None:
         """`auth` says which callers may look, and act; None: all, because another application guards the console.
 
-        `has_proxy`: a proxy that has TLS is in front of this server.
+        `has_proxy`: a proxy that has TLS is in front of this server. `is_own_origin` says whether the pages of an
+        origin are those of the server that a request asks.
         """
         self._engine = engine
         self._mode = mode
         self._auth = auth
+        self._is_own = is_own_origin
         self._sessions = None if auth is None else Sessions(engine, auth, has_proxy=has_proxy)
         self._written = _Written()
 
@@ -114,7 +123,9 @@ class Console:
         fault = None
         if request.method == "POST" and self._auth is not None and self._sessions is not None:
             try:
-                access = _checked(await self._auth.log_in(request, (await form_of(request)).get("token", "")))
+                access = _checked(
+                    await self._auth.log_in(request, (await form_of(request, self._is_own)).get("token", ""))
+                )
             except Unauthenticated as error:
                 fault = error.detail
             else:
@@ -128,7 +139,7 @@ class Console:
     async def _log_out(self, request: Request) -> Response:
         if request.method != "POST":
             raise HTTPException(405, "a session is left by a form", {"allow": "POST"})
-        await form_of(request)
+        await form_of(request, self._is_own)
         response = RedirectResponse("login", 303)
         if self._sessions is not None:
             await self._sessions.end(request, response)
@@ -137,7 +148,7 @@ class Console:
     async def _act(self, request: Request, access: Access) -> Response:
         """Say what an act will do (GET), or do it (POST)."""
         if request.method == "POST":
-            visit = self._visit(request, access, await form_of(request))
+            visit = self._visit(request, access, await form_of(request, self._is_own))
             values = await done(visit)
         elif request.method in {"GET", "HEAD"}:
             visit = self._visit(request, access)

@@ -24,7 +24,7 @@ from leasekit.server.http.needs import ANY_TOKEN
 from leasekit.server.http.openapi import document
 from leasekit.server.http.operations import JSON, Operation
 from leasekit.server.http.problems import problem_of
-from leasekit.server.http.reach import Reach, TlsFiles
+from leasekit.server.http.reach import LOCAL_REACH, Reach, TlsFiles
 from leasekit.server.http.request import ApiRequest, BodyTimeouts, Parts
 from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
@@ -35,7 +35,6 @@ BODY_TIMEOUT = 30.0
 CONSOLE = "/console"
 """The path of the web console."""
 ConsoleMode = Literal["off", "read-only", "on"]
-LOCAL_REACH = Reach()
 _PROBES = frozenset({"/healthz", "/readyz"})
 
 
@@ -148,6 +147,7 @@ class _ConsoleRoute(Mount):
             mode=self._mode,
             auth=self._api.parts.auth,
             has_proxy=bool(self._api.reach.proxies),
+            is_own_origin=self._api.reach.is_own_origin,
         )
         self._console = console
         return console

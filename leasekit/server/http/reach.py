@@ -3,7 +3,8 @@
 Rule 1: a server that other machines can reach needs an access token with each request, and TLS: its own, or that of a
 proxy which it knows by its address.
 Rule 2: what a proxy says of its clients counts only if the connection comes from that proxy.
-Rule 3: a request names the server that it is for. A name that an attacker lets resolve to this machine is no such name.
+Rule 3: a form counts only if it comes from a page of this server, under the name by which browsers know it.
+Rule 4: a request names the server that it is for. A name that an attacker lets resolve to this machine is no such name.
 """
 
 import ipaddress
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from leasekit.errors import ConfigError
 from leasekit.server.http.auth import LOCAL_SOCKET
 
-__all__ = ["Reach", "TlsFiles", "is_loopback"]
+__all__ = ["LOCAL_REACH", "Reach", "TlsFiles", "is_loopback"]
 
 _Network = IPv4Network | IPv6Network
 _Address = IPv4Address | IPv6Address
@@ -87,10 +88,26 @@ class Reach:
                 why = f"{hosts[0][:100]!r} is no name of this server: start it with --server-name for that name"
                 raise HTTPException(403, f"the Host header {why}")
             raise HTTPException(403, "the Host header must name this machine, such as localhost")
-        if any(origin.partition("://")[2] != hosts[0] for origin in request.headers.getlist("origin")):
+        if not all(self.is_own_origin(request, origin) for origin in request.headers.getlist("origin")):
             raise HTTPException(403, "the request comes from a web page of another origin")
         if self.proxies and not is_probe and not self._is_trusted(request):
             raise HTTPException(403, "this server takes requests only from its proxy, which has TLS")
+
+    def is_own_origin(self, request: Request, origin: str) -> bool:
+        """Return whether the web pages of this origin are those of this server, as the browser of a request knows it.
+
+        That is the Host header. Behind a proxy, which has TLS and may send another Host, it is https:// and that
+        header, a name of the server, or what the proxy says (`X-Forwarded-Host`) if that is such a name.
+        """
+        scheme, _, host = origin.partition("://")
+        hosts = [request.headers.get("host", "")]
+        if self.proxies and LOCAL_SOCKET not in (request.scope.get("extensions") or ()):
+            if scheme != "https" or not self._is_trusted(request):
+                return False
+            forwarded = request.headers.get("x-forwarded-host", "").rpartition(",")[2].strip()
+            hosts += self.names
+            hosts += [forwarded] if _without_port(forwarded).lower() in self.names else []
+        return bool(host) and host in hosts
 
     def peer(self, request: Request) -> str:
         """Return the address of the client: that which the proxy gives, if the request comes through it."""
@@ -116,6 +133,10 @@ class Reach:
         if is_loopback(host) or ((self.is_open or self.proxies) and _address(host) is not None):
             return True
         return host.lower().rstrip(".") in self.names or (self.is_open and host.lower() in _own_names())
+
+
+LOCAL_REACH = Reach()
+"""How a server for its own machine is reached."""
 
 
 def _own_names() -> Collection[str]:

@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from leasekit.server.console import streams
 from leasekit.server.console.desk import form_of
-from leasekit.server.http.reach import Reach
+from leasekit.server.http.reach import LOCAL_REACH, Reach
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.tokens import digest_of, new_secret
 from tests.postgres_server import PostgresServer
@@ -108,7 +108,7 @@ def test_the_cookie_is_for_tls_only_behind_a_proxy_that_is_known_and_says_nothin
     reach = Reach.of(is_open=False, has_tls=False, needs_tokens=False, names=[], proxies=["127.0.0.1"])
     with run(f"sqlite:///{tmp_path}/tasks.db", console="on", reach=reach) as server:
         server.give_token()
-        origin = f"http://127.0.0.1:{server.port}"
+        origin = f"https://127.0.0.1:{server.port}"
         body = urlencode({"token": server.token or ""}).encode()
         answer = server.call("POST", "/console/login", body, content_type=FORM, origin=origin)
     assert "; Secure" in answer.headers["set-cookie"]
@@ -128,7 +128,7 @@ def test_a_browser_that_breaks_off_in_its_form_is_no_error_of_the_server() -> No
 
     headers = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"content-type", FORM.encode())]
     with pytest.raises(HTTPException) as refused:
-        asyncio.run(form_of(Request({"type": "http", "headers": headers}, receive)))
+        asyncio.run(form_of(Request({"type": "http", "headers": headers}, receive), LOCAL_REACH.is_own_origin))
     assert refused.value.status_code == 400
 
 

@@ -228,6 +228,21 @@ def test_a_server_behind_a_proxy_is_reached_through_it_alone() -> None:
     assert allowed(behind, request("10.0.1.9", "10.0.1.1"), is_probe=True)
 
 
+def test_behind_a_proxy_the_origin_is_that_of_its_https_whatever_host_it_sends() -> None:
+    behind = reach(proxies=["10.0.0.0/24"], names=["tasks.example"])
+    public = "https://tasks.example"
+    assert allowed(behind, request("tasks.example", "10.0.0.9", origin=public))
+    assert allowed(behind, request("10.0.0.5:8077", "10.0.0.9", origin=public))
+    assert allowed(
+        behind, request("10.0.0.5", "10.0.0.9", origin=f"{public}:8443", x_forwarded_host="tasks.example:8443")
+    )
+    for origin in ("https://evil.example", "http://tasks.example", f"{public}:8443", f"{public}.evil.example", "null"):
+        assert not allowed(behind, request("tasks.example", "10.0.0.9", origin=origin)), origin
+    lying = {"origin": "https://evil.example", "x_forwarded_host": "evil.example"}
+    assert not allowed(behind, request("tasks.example", "10.0.0.9", **lying)), "not a name of the server"
+    assert not allowed(reach(names=["tasks.example"]), request("127.0.0.1", origin=public)), "there is no proxy"
+
+
 def test_the_client_of_a_request_is_what_a_known_proxy_says() -> None:
     behind = reach(is_open=True, proxies=["10.0.0.0/24"])
     assert behind.peer(request(client="10.0.0.9", x_forwarded_for="9.9.9.9, 1.2.3.4")) == "1.2.3.4"

@@ -523,7 +523,7 @@ def test_a_task_that_fails_with_no_exception_has_failed_for_good(
     "how",
     slow_after(1, ["deaf", "SIGKILL", "SIGTERM", "sys.exit", "sleeps"]),
 )
-@pytest.mark.parametrize("name", ["followed", "replaced"])
+@pytest.mark.parametrize("name", slow_after(1, ["replaced", "followed"]))
 def test_what_a_run_has_sent_in_its_own_place_runs_also_if_its_process_is_ended(
     shop: Shops, workers: Workers, name: str, how: str
 ) -> None:

@@ -137,7 +137,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.terminate()
 
 
-@pytest.mark.parametrize("path", ["/v1/results", "/v1/heartbeats", "/v1/claims", "/v1/tasks", "*"])
+@pytest.mark.parametrize("path", slow_after(3, ["*", "/v1/results", "/v1/heartbeats", "/v1/claims", "/v1/tasks"]))
 def test_work_ends_with_its_real_result_whoever_answers_meanwhile(
     server: str, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,7 +23,6 @@ from leasekit._driver.retrying import call_once, call_until
 from leasekit._worker.handler_function import HandlerFunction
 from leasekit.backend import KindDirectory, PeriodicDirectory, checked, payload_digest
 from leasekit.errors import BackendError, ConfigError, Refused
-from leasekit.named import PREFIXES
 from leasekit.periodic import PeriodicName, PeriodicOptions, PeriodicTask
 from leasekit.task import KindSettings, TaskOptions
 from leasekit.wire import MAX_PROGRESS, KindRequest, given
@@ -67,8 +66,6 @@ def settings_of(kind: str, settings: KindSettings) -> KindSettings:
     """Return the settings that a handler declares for its kind. Raises `ConfigError` if no kind can have them."""
     if not isinstance(cast("object", settings), KindSettings):
         raise ConfigError(f"handler {kind!r}: settings must be leasekit.KindSettings(…), got {settings!r}")
-    if kind.startswith(PREFIXES):
-        raise ConfigError(f"handler {kind!r}: this kind stands for the lease of a name, which has no settings")
     try:
         checked(KindRequest, given(settings))
     except Refused as error:

@@ -287,7 +287,7 @@ def test_a_worker_of_a_service_without_settings_of_kinds_does_not_start(faulty: 
     [
         ("k", {"weight": 2}, r"settings must be leasekit\.KindSettings\(…\), got \{'weight': 2\}"),
         ("k", KindSettings(concurrency=0), "concurrency"),
-        ("named:k", KindSettings(weight=2), "stands for the lease of a name"),
+        ("named:k", KindSettings(weight=2), "tasks that stand for a name"),  # which have no handlers either
     ],
 )
 def test_settings_that_no_kind_can_have_are_refused_where_they_stand(

@@ -1,7 +1,7 @@
 """What type checkers know of the public face. They are what fails here: the tests only run what they read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, assert_type
 import certifi
 import pytest
 from msgspec import UnsetType
+from starlette.types import Receive, Scope, Send
 
 import leasekit
 from leasekit import (
@@ -132,6 +133,7 @@ from leasekit.backend import (
     payload_digest,
 )
 from leasekit.codecs import Codec, Codecs, Compressed, Encoded
+from leasekit.console import StoreConsole
 from leasekit.flows import Failure, Goto
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from leasekit.wire import ClaimRequest
@@ -584,3 +586,11 @@ def test_access_tokens() -> None:
         assert_type(client.audit().entries, list[AuditEntry])
 
     assert callable(seen)
+
+
+def test_the_console_of_a_store(tmp_path: Path) -> None:
+    console = StoreConsole(f"sqlite:///{tmp_path}/tasks.db", mode="read-only")
+    closing: Coroutine[Any, Any, None] = console.aclose()
+    asyncio.run(closing)
+    app: Callable[[Scope, Receive, Send], Awaitable[None]] = StoreConsole(f"sqlite:///{tmp_path}/tasks.db")
+    assert callable(app)

@@ -45,7 +45,7 @@ class Bulk(TaskSelection, frozen=True, kw_only=True, forbid_unknown_fields=True)
     @property
     def page(self) -> str:
         """The page that lists these tasks."""
-        return f"tasks{query(**{name: _text(value) for name, value in self.filters.items()})}"
+        return f"tasks{query(**_form(self.filters))}"
 
 
 class Step(NamedTuple):
@@ -114,8 +114,7 @@ async def run(many: Many, visit: Visit, wanted: Bulk) -> Done | Unfinished:
             return Done(wanted.page, many.said, done)
         wanted = _replaced(wanted, cursor=step.cursor, token=wanted.token, done=done)
         if time.monotonic() >= until:
-            form = {name: _text(value) for name, value in asdict(wanted).items() if value is not None}
-            return Unfinished(many.doing, done, form)
+            return Unfinished(many.doing, done, _form(asdict(wanted)))
 
 
 async def _redrive(visit: Visit, wanted: Bulk, is_dry: bool) -> Step:  # noqa: FBT001 - see `Many.step`
@@ -160,6 +159,14 @@ def _sum(kinds: _Kinds) -> int:
 
 def _replaced(wanted: Bulk, **changes: Any) -> Bulk:
     return Bulk(**asdict(wanted) | changes)
+
+
+def _form(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields of a form or a link that say this; there is room for one tag."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {
+        "tag" if name == "tags" else name: value[0] if name == "tags" else _text(value) for name, value in given.items()
+    }
 
 
 def _text(value: Any) -> str:

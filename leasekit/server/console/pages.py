@@ -119,7 +119,7 @@ async def _listed(visit: Visit, presets: Mapping[str, str]) -> Mapping[str, Any]
     return {
         "page": page,
         "fault": fault,
-        "filters": dict.fromkeys(TaskFilters.__struct_fields__, "") | given,
+        "filters": dict.fromkeys(TaskFilters.__struct_encode_fields__, "") | given,
         "narrow": narrow,
         "kinds": sorted(counts)[:500],
         "statuses": list(Status),

@@ -49,7 +49,7 @@ class Visit:
     def params(self, type_: type[_S]) -> _S:
         """Return the parameters as a value of this class. Raises `Refused` if they do not fit."""
         try:
-            return msgspec.convert(_with_zones(self.given, type_), type_, strict=False)
+            return msgspec.convert(_with_tags(_with_zones(self.given, type_), type_), type_, strict=False)
         except msgspec.ValidationError as error:
             raise refusal(error) from None
 
@@ -76,6 +76,14 @@ def _with_zones(given: Mapping[str, str], type_: type[Struct]) -> dict[str, Any]
     """Read the moments of `datetime-local` fields, which have no zone, as UTC."""
     moments = {field.name for field in msgspec.structs.fields(type_) if "datetime" in str(field.type)}
     return {name: _zoned(value) if name in moments else value for name, value in given.items()}
+
+
+def _with_tags(given: dict[str, Any], type_: type[Struct]) -> dict[str, Any]:
+    """Read the field `tag`, which has one tag, as the list of tags that an API takes."""
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(type_)}
+    if "tags" not in names or "tag" not in given:
+        return given
+    return {name: value for name, value in given.items() if name != "tag"} | {names["tags"]: [given["tag"]]}
 
 
 def _zoned(text: str) -> str:

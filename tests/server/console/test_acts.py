@@ -189,6 +189,21 @@ def test_an_act_on_many_tasks_goes_in_parts(desk: Desk, monkeypatch: pytest.Monk
     assert status(desk, "t449") == "cancelled"
 
 
+def test_an_act_on_the_tasks_with_a_tag_keeps_to_them_in_all_its_parts(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [{"kind": "k", "id": f"t{n}", "tags": ["old"] if n % 2 else []} for n in range(600)]
+    desk.site.server.post("/v1/tasks", {"tasks": tasks})
+    page = desk.look("cancel-matching", tag="old")
+    assert "300 tasks match" in page.text
+    monkeypatch.setattr(bulk_acts, "_LONGEST", 0.0)
+    part = seen(desk.send(page))
+    monkeypatch.undo()
+    location = desk.send(part).headers["location"]
+    assert location == "tasks?tag=old&done=many-cancelled&n=300"
+    assert [status(desk, each) for each in ("t599", "t598")] == ["cancelled", "new"]
+
+
 def test_a_count_that_takes_too_long_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [{"kind": "k", "id": f"t{n}", "max_attempts": 1} for n in range(3)]
     desk.site.server.post("/v1/tasks", {"tasks": tasks})

@@ -86,6 +86,15 @@ def test_a_parameter_that_does_not_fit_is_refused_in_the_page(site: Site) -> Non
     assert site.see("task").status == 422
 
 
+def test_tasks_are_filtered_by_a_tag_which_the_page_of_a_task_links(site: Site) -> None:
+    site.schedule("tagged", id="with", tags=["night run, 2", "<img src=x onerror=alert(1)>"])
+    site.schedule("tagged", id="without")
+    page = site.see("tasks?kind=tagged&tag=night+run%2C+2")
+    assert ("task?id=with" in page.links, "task?id=without" in page.links) == (True, False)
+    assert "tasks?tag=night+run%2C+2" in site.see("task?id=with").links
+    assert "tag" in site.see(f"tasks?tag={'x' * 65}").text
+
+
 def test_a_page_is_only_looked_at(site: Site) -> None:
     assert site.server.call("POST", "/console/tasks", {}).status == 405
 

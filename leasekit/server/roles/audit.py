@@ -6,10 +6,10 @@ Rule 2: an entry has names (of kinds, settings, filters) and numbers, and no val
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import NODEFAULT, UNSET, Struct
 
 from leasekit.ids import uuid7s
 from leasekit.server.access import LOCAL, Access
@@ -42,8 +42,12 @@ def names_of(values: Struct) -> list[str]:
     return [
         field.encode_name
         for field in msgspec.structs.fields(values)
-        if field.name not in _OF_EVERY_STEP and getattr(values, field.name) not in (None, UNSET, [], field.default)
+        if field.name not in _OF_EVERY_STEP and getattr(values, field.name) not in (None, UNSET, [], _default(field))
     ]
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is NODEFAULT else field.default_factory()
 
 
 _OF_EVERY_STEP = frozenset({"cursor", "dry_run", "limit", "token", "redrive_id", "request_id", "worker"})

@@ -217,6 +217,17 @@ def test_an_act_is_in_the_audit_log_with_the_name_of_its_token(door: Door) -> No
     assert door.api("GET", "/v1/gates").json["gates"][0]["changed_by"] == "admin"
 
 
+def test_the_audit_log_names_the_fields_that_were_given_and_no_others(door: Door) -> None:
+    assert door.api("PUT", "/v1/periodic/hourly", {"kind": "k", "every": 3600}).status == 200
+    assert door.api("GET", "/v1/audit").json["entries"][0]["fields"] == ["every", "kind"]
+
+
+def test_the_page_of_the_login_offers_nothing_else(door: Door) -> None:
+    page = door.see("login")
+    assert "Find task" not in page.html
+    assert "dialog" not in page.tags
+
+
 def test_pages_of_one_token_are_not_shown_to_another(door: Door) -> None:
     admin, reader = door.log_in(door.admin), door.log_in(door.token("reader", "read"))
     assert "Pause" in door.see("kind?kind=k", admin).text

@@ -6,6 +6,7 @@ import { keepTimes } from "./times.js";
 
 keepTimes();
 listenToKeys();
+document.querySelector("nav [aria-current]")?.scrollIntoView({ inline: "nearest", block: "nearest" }); // on a phone
 const events = document.getElementById("events");
 if (events) followEvents(events);
 else if ("live" in document.body.dataset) keepFresh();

@@ -5,6 +5,7 @@ let isGoing = false;
 
 export function listenToKeys() {
   const help = document.getElementById("help");
+  if (!help) return; // the page of the login
   const button = document.getElementById("help-button");
   button.hidden = false;
   button.addEventListener("click", () => help.showModal());

@@ -451,8 +451,10 @@ async def test_a_trigger_that_is_repeated_makes_one_task(bench: Bench) -> None:
 async def test_one_that_is_removed_fires_no_more_and_its_tasks_stay(bench: Bench) -> None:
     await put(bench)
     await until(bench, 0)
-    for _ in range(2):
-        assert await bench.engine.operations.change_periodic(Remove("p", None)) is None
+    removed = await bench.engine.operations.change_periodic(Remove("p", None))
+    assert isinstance(removed, PeriodicInfo)
+    assert removed.name == "p"
+    assert await bench.engine.operations.change_periodic(Remove("p", None)) is None
     assert await bench.engine.queries.periodic("p") is None
     await until(bench, 2)
     assert await listed(bench) == [hour(0)]

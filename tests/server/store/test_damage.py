@@ -114,7 +114,7 @@ def test_the_check_ends_when_its_time_is_over_and_the_store_is_opened(
 
 
 def test_no_time_for_it_is_no_check(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    flip(path, 40 * PAGE, 64)
+    flip(path, path.stat().st_size - 20 * PAGE, 64)  # among the tasks
     store = open_store(f"sqlite:///{path}", check=0)
     assert isinstance(store, SqliteStore)
     for _ in opened(store):

@@ -76,8 +76,11 @@ NO_NUMBERS = (math.nan, -math.inf, -1, 1e308, 10**400, True, "30", timedelta(sec
         ("concurrency", lambda client, value: Worker(client).run(concurrency=value)),
         ("drain_grace", lambda client, value: Worker(client).run(drain_grace=value)),
         ("drain_timeout", lambda client, value: Worker(client).run(drain_timeout=value)),
-        ("idle_timeout", lambda client, value: Worker(client).handler("k", idle_timeout=value)(print)),
-        ("concurrency", lambda client, value: Worker(client).handler("k", concurrency=value)(print)),
+        (
+            "idle_timeout",
+            lambda client, value: Worker(client).handler("k", idle_timeout=value)(lambda payload: payload),
+        ),
+        ("concurrency", lambda client, value: Worker(client).handler("k", concurrency=value)(lambda payload: payload)),
         ("timeout", lambda client, value: leasekit.Idle(value)),
         ("seconds", lambda client, value: FakeClock().advance(value)),
         ("lost", lambda client, value: Effects().assert_none_after_loss(lost=value)),

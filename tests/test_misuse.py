@@ -80,7 +80,7 @@ NO_NUMBERS = (math.nan, -math.inf, -1, 1e308, 10**400, True, "30", timedelta(sec
             "idle_timeout",
             lambda client, value: Worker(client).handler("k", idle_timeout=value)(lambda payload: payload),
         ),
-        ("concurrency", lambda client, value: Worker(client).handler("k", concurrency=value)(lambda payload: payload)),
+        ("concurrency", lambda client, value: Worker(client).handler("k", concurrency=value)(lambda it: it)),
         ("timeout", lambda client, value: leasekit.Idle(value)),
         ("seconds", lambda client, value: FakeClock().advance(value)),
         ("lost", lambda client, value: Effects().assert_none_after_loss(lost=value)),

@@ -175,8 +175,12 @@ def _too_many(
 
 
 def _a14_order(lives: Lives) -> Iterator[Violation]:
-    """While the keys of a kind are ordered, no task is granted before one of its key that has begun has ended."""
+    """While the keys of a kind are ordered, no task is granted before one of its key that has begun has ended.
+
+    Of tasks that were granted before the keys were ordered, several may run at once, and those do not count.
+    """
     ordered: dict[str, bool] = {}
+    in_order: set[str] = set()  # tasks that were granted since their keys are ordered
     begun: dict[str, dict[str, log.Closed]] = {}  # key → tasks that will run again
     granted: list[log.Issued] = []  # at one moment
     for event in lives.events if lives.kinds else ():
@@ -186,14 +190,16 @@ def _a14_order(lives: Lives) -> Iterator[Violation]:
         match event:
             case log.KindChanged():
                 ordered[event.kind] = event.ordered
+                in_order.clear()
                 begun = {name: tasks for name, tasks in begun.items() if not name.endswith(f" {event.kind}")}
             case log.Issued() if ordered.get(event.kind) and _ordered_key_of(event.task, event.kind, lives):
                 granted.append(event)
+                in_order.add(event.task)
             case log.Closed():
                 for tasks in begun.values():
                     tasks.pop(event.task, None)
                 kind = next((asked.kind for asked in lives.of(event.task).asked), "")
-                if ordered.get(kind) and not event.ended and (name := _ordered_key_of(event.task, kind, lives)):
+                if event.task in in_order and not event.ended and (name := _ordered_key_of(event.task, kind, lives)):
                     begun.setdefault(name, {})[event.task] = event
             case _:
                 pass

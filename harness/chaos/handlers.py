@@ -97,6 +97,16 @@ def steady(work: Work, held: leasekit.Lease) -> dict[str, float]:
     return {"time": time.time()}
 
 
+@worker.handler("waits")
+def waits(work: Work, held: leasekit.Lease) -> None:
+    """Act, and ask to be called again until the file is there: no thread is held between two calls."""
+    with logged(held):
+        held.check()
+        act(held)
+        if not Path(work.until).exists():
+            raise leasekit.NotYet(after=0.1)
+
+
 @worker.handler("patient")
 async def patient(work: Work, held: leasekit.Lease) -> None:
     with logged(held):

@@ -21,7 +21,7 @@ from leasekit._driver.reporting import encoding
 from leasekit._leased_run import LeasedRun, log_run
 from leasekit._worker.around import CHILD_CAME_BACK
 from leasekit._worker.handlers import Handler
-from leasekit.errors import Cancelled, CannotDecode, Draining, IdleTimeout, LeaseError, LeaseLost
+from leasekit.errors import Cancelled, CannotDecode, Draining, IdleTimeout, LeaseError, LeaseLost, NotYet
 from leasekit.hooks import log_fields
 from leasekit.task import Settlement, Task
 
@@ -157,7 +157,7 @@ class ClaimedTask:
             logger.exception("the outcome of task %s cannot be reported", run.task.id, extra=self._log_fields)
             settlement = run.ended(RuntimeError(f"its error cannot be reported: {type(unreportable).__qualname__}"))
         self._ended(self, settlement)
-        is_stop = isinstance(error, LeaseLost | Cancelled | CannotDecode | Draining | IdleTimeout)
+        is_stop = isinstance(error, LeaseLost | Cancelled | CannotDecode | Draining | IdleTimeout | NotYet)
         shown = None if interrupted or is_stop else error
         why = str(error) if is_stop else _message(settlement) if error is None else ""  # else the traceback says why
         self._log_end(run, settlement, why=why, error=shown, warns=isinstance(error, CannotDecode))

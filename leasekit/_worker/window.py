@@ -35,6 +35,8 @@ _TIMES_AHEAD = 4  # the same for what is claimed ahead
 
 WindowSize = int | Literal["auto"]
 
+MOST_HELD = 1_000_000  # tasks that a window may hold
+
 
 def check_window(window: object, *, owner: str = "") -> None:
     """Raise `ConfigError` if this is no window: "auto", or how many tasks may be held."""
@@ -42,7 +44,7 @@ def check_window(window: object, *, owner: str = "") -> None:
         return
     if isinstance(window, str):
         raise ConfigError(f'{owner}window must be "auto" or a number of tasks, got {window!r:.100}')
-    check_number(f"{owner}window", window, unit=" of tasks", least=1, most=1_000_000, whole=True)
+    check_number(f"{owner}window", window, unit=" of tasks", least=1, most=MOST_HELD, whole=True)
 
 
 class Pace(NamedTuple):
@@ -61,6 +63,14 @@ class Pace(NamedTuple):
         check_window(self.window)
         check_number("ahead", self.ahead)
         return self
+
+    def but(self, *, concurrency: int | None, window: WindowSize | None) -> Self:
+        """Return this pace with those of the two that are given. Raises `ConfigError`."""
+        return type(self)(
+            self.concurrency if concurrency is None else concurrency,
+            self.window if window is None else window,
+            self.ahead,
+        ).checked()
 
 
 @dataclass(slots=True)

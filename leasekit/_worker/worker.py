@@ -145,6 +145,7 @@ class Worker(Declarations):
         url: str | None = None,
         heartbeats: Heartbeats | None = None,
         concurrency: int | None = None,
+        window: WindowSize | None = None,
         drain_grace: float | None = None,
         drain_timeout: float | None = None,
         **options: Unpack[ServiceOptions],
@@ -163,7 +164,7 @@ class Worker(Declarations):
         with suppress(RuntimeError):
             call_soon_here()
             raise ConfigError("an event loop runs in this thread, which run() would block: `await worker.serve()`")
-        pace = self._pace if concurrency is None else self._pace._replace(concurrency=concurrency).checked()
+        pace = self._pace.but(concurrency=concurrency, window=window)
         patience = self._patience.but(grace=drain_grace, timeout=drain_timeout)
         signals = Signals(self._signalled)
         client_of_run = self._client_at_work(url, heartbeats, options, watchdog=self._watchdog)

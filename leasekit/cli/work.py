@@ -13,6 +13,7 @@ from leasekit._worker.json_log import FORMAT, TEXT, formatter
 from leasekit._worker.linux import can_supervise
 from leasekit._worker.supervisor import Supervisor
 from leasekit._worker.supervisor_link import attach
+from leasekit._worker.window import MOST_HELD, WindowSize
 from leasekit.cli import options
 from leasekit.cli.errors import spoken
 from leasekit.cli.target import Target, load
@@ -61,6 +62,14 @@ Labels = Annotated[
 ]
 Concurrency = Annotated[
     int | None, typer.Option(min=1, help="Slots for async handlers, and as many threads and processes for the others.")
+]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N",
+        help="Tasks to hold at the most: running, waiting after NotYet, or for a slot; auto: as many as keep the slots "
+        "busy.",
+    ),
 ]
 DrainGrace = Annotated[
     float | None,
@@ -140,14 +149,27 @@ class Limits(NamedTuple):
     """How much runs at once, and how long a stop takes: the command has the options that say it."""
 
     concurrency: int | None
+    window: WindowSize | None
     drain_grace: float | None
     drain_timeout: float | None
 
     @staticmethod
     def named_by(
-        *, concurrency: Concurrency = None, drain_grace: DrainGrace = None, drain_timeout: DrainTimeout = None
+        *,
+        concurrency: Concurrency = None,
+        window: Window = None,
+        drain_grace: DrainGrace = None,
+        drain_timeout: DrainTimeout = None,
     ) -> "Limits":
-        return Limits(concurrency, drain_grace, drain_timeout)
+        return Limits(concurrency, None if window is None else _size(window), drain_grace, drain_timeout)
+
+
+def _size(window: str) -> WindowSize:
+    if window == "auto":
+        return "auto"
+    if window.isascii() and window.isdecimal() and 1 <= int(window[:8]) <= MOST_HELD:
+        return int(window)
+    raise typer.BadParameter(f"{window!r:.100} is not a number of tasks: write 1 to {MOST_HELD}, or auto")
 
 
 @spoken

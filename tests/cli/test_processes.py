@@ -15,6 +15,7 @@ import leasekit
 from tests.cli.conftest import LEASEKIT, Server, Start
 from tests.ports import free_port
 from tests.sampling import slow_after
+from tests.waiting import eventually
 
 
 @pytest.mark.slow
@@ -48,6 +49,38 @@ def test_an_embedded_server_tells_of_its_workers(tmp_path: Path) -> None:
         client.schedule("held")
         with leasekit.lease(next(client.tasks("held"))):
             assert [(worker.name, worker.kinds) for worker in client.workers()] == [("busy", ["held"])]
+
+
+WAITS = """
+import leasekit
+
+worker = leasekit.Worker(concurrency=8)
+
+@worker.handler("waits")
+def waits(payload):
+    raise leasekit.NotYet(after=5)
+"""
+
+
+def test_the_window_of_a_worker_can_be_given_when_it_is_started(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(WAITS)
+    with leasekit.connect(server.url) as client:
+        client.schedule_all([leasekit.NewTask(kind="waits", claim_timeout=3, heartbeat_timeout=3)] * 5)
+        command = ["work", "app:worker", "--window", "3", "--concurrency", "2", "--no-supervise"]
+        with server.start(*command, cwd=tmp_path) as process:
+            worker = eventually(lambda: next((it for it in client.workers() if it.waiting == 3), None), "waiting runs")
+            assert (worker.window, worker.running) == (3, 3)
+            process.terminate()
+            process.communicate()
+
+
+@pytest.mark.parametrize("window", ["0", "many", "1000001"])
+def test_a_window_that_is_none_is_refused(server: Server, window: str) -> None:
+    done = server.command("work", "app:worker", "--window", window)
+    assert (done.returncode, f"'{window}' is not a number of tasks: write 1 to 1000000, or auto" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 FULL_DISK = """

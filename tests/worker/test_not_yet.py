@@ -260,6 +260,20 @@ def test_the_log_counts_the_calls(world: World, caplog: pytest.LogCaptureFixture
     ]
 
 
+def test_the_log_has_no_traceback_of_a_long_wait(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    worker = world.worker()
+
+    @worker.handler("k")
+    def patient(payload: Any) -> None:
+        raise NotYet("it boots", after=600)
+
+    with caplog.at_level(logging.INFO, "leasekit"), at_work(worker):
+        task_id = world.schedule()
+        (line,) = eventually(lambda: [it for it in caplog.records if f"{task_id} (k) ended" in it.getMessage()])
+    assert "ended: release, attempt 1, 0 s: it boots" in line.getMessage()
+    assert line.exc_info is None
+
+
 def test_a_lease_of_an_earlier_call_is_of_no_use(world: World) -> None:
     worker = world.worker()
     leases: list[Lease] = []

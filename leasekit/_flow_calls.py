@@ -6,7 +6,7 @@ from typing import Any
 
 from leasekit._arguments import check_ids
 from leasekit._driver.retrying import repeat_until_answered
-from leasekit._flows.moves import KIND
+from leasekit._flows.records import KIND
 from leasekit._operating import Operating, require_chains
 from leasekit.errors import Refused
 from leasekit.flow_info import FlowInfo, flow_info

@@ -20,7 +20,8 @@ from leasekit._driver.reporting import encoding
 from leasekit._driver.retrying import repeat_until_answered
 from leasekit._flows import moves
 from leasekit._flows.graph import Graph, Node
-from leasekit._flows.moves import KIND, Call, Failure, Mark, Move, Planned, Record
+from leasekit._flows.moves import Move, Planned
+from leasekit._flows.records import KIND, Call, Failure, Mark, Record
 from leasekit._leased_run import log_run
 from leasekit.errors import Fatal, LeaseError, NotYet
 from leasekit.ids import uuid7s

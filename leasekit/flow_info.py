@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from leasekit._flows.moves import KIND, Call, Failure, Mark, Record
+from leasekit._flows.records import KIND, Call, Failure, Mark, Record
 from leasekit.task import Status, TaskInfo
 from leasekit.task.words import REDRIVABLE
 

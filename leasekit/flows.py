@@ -31,7 +31,7 @@ from leasekit._driver.reporting import encoding
 from leasekit._flow_run import COUNTLESS, DeclaredStep, Goto, Step, Steps, run_async_step, run_step
 from leasekit._flows import drawing
 from leasekit._flows.graph import Graph, Node
-from leasekit._flows.moves import KIND, Call, Failure
+from leasekit._flows.records import KIND, Call, Failure
 from leasekit._worker.handlers import is_async, signature
 from leasekit.client import Client
 from leasekit.config import check_number

@@ -1,83 +1,23 @@
-"""Moves: where a flow goes after each run of a step, and what its tasks hold.
+"""Moves: where a flow goes after each run of a step.
 
-Rule 1: a task of the kind `flow:NAME` is one step. Its payload is a `Call`, its checkpoint a `Mark`, its result a
-        `Record`.
-Rule 2: a run that ends the step has one move: the record, and the call of the next step, which are written in one
+Rule 1: a run that ends the step has one move: the record, and the call of the next step, which are written in one
         transaction. So the steps of a flow follow one another, and none is lost or taken twice.
-Rule 3: a failure for which the flow has an edge is part of its course, and the task of the step is a success. A task
+Rule 2: a failure for which the flow has an edge is part of its course, and the task of the step is a success. A task
         that has failed is where a flow is stuck: its redrive resumes the flow.
-Rule 4: attempts are counted here, crashes among them, so that a step whose workers die also has its edge.
+Rule 3: attempts are counted here, crashes among them, so that a step whose workers die also has its edge.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from leasekit._flows.graph import Graph, Node
+from leasekit._flows.records import Call, Failure, Mark, Record
 from leasekit.errors import Fatal
 
-KIND = "flow:"
 LIMIT = 900  # branches of a mapped step: all are scheduled in one settlement, which has room for 1,000 tasks
 _MEET = 100  # tasks that one task can run after
-
-
-class Failure(Struct, frozen=True, kw_only=True):
-    """A step that failed for good, and why."""
-
-    step: str
-    """The name of the step."""
-    error: Any
-    """Its error; leasekit writes `{"type", "message", "traceback"}`."""
-
-
-class Call(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The payload of a step's task: which step of which flow, and its state."""
-
-    step: str
-    state: Any = None
-    flow: str | None = None
-    """The id of the flow; None: this task is its first, and has its id."""
-    failure: Failure | None = None
-    """The failure that led to this step, and was not made good since."""
-    item: int | None = None
-    """Of a branch of a mapped step: its position in the list. The state is the item."""
-    joins: str | None = None
-    """Of a join: the mapped step whose branches it joins."""
-    branches: list[str] = []
-    """Of a join: the ids of their tasks."""
-    is_meeting: bool = False
-    """Of a task without code, after which a join runs, because it cannot run after so many branches."""
-    options: dict[str, Any] = {}
-    """Options of all tasks of the flow, as it was started with them."""
-
-
-class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The checkpoint of a step's task: what its next run must know."""
-
-    waits: int = 0
-    """How often the step has raised `NotYet`."""
-    since: float | None = None
-    """When the run began that raised it first, in seconds since the epoch."""
-    spent: int = 0
-    """Attempts of the lives before the flow was resumed."""
-    value: Any = None
-    """The step's own checkpoint."""
-
-
-class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result of a step's task: which edge the flow took."""
-
-    edge: Literal["success", "failure", "choice", "meeting"]
-    to: str | None = None
-    """The next step; None: the flow or the branch has ended."""
-    state: Any = None
-    """At the end of the flow: its state. Of a branch: what it returned."""
-    failure: Failure | None = None
-    """With the edge *failure*: why. At the end of the flow: the failure that led there."""
-    is_skipped: bool = False
-    """The last run did not call the function: a branch of its join had failed, or too many workers had vanished."""
 
 
 class Move(NamedTuple):

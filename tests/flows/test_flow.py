@@ -13,7 +13,7 @@ from msgspec import Struct
 
 import leasekit
 from leasekit import Client, ConfigError, Fatal, FixedDelays, Flow, NotYet, Refused, Step, Worker
-from leasekit._flows.moves import Call
+from leasekit._flows.records import Call
 from leasekit.flows import Goto
 from leasekit.task import Settlement, Status
 from tests.sampling import slow_after

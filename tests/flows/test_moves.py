@@ -5,20 +5,8 @@ from typing import Any
 import pytest
 
 from leasekit._flows.graph import Graph, Node
-from leasekit._flows.moves import (
-    Call,
-    Failure,
-    Mark,
-    Move,
-    Record,
-    fail,
-    fan_out,
-    has_crashed_too_often,
-    is_last,
-    join,
-    succeed,
-    wait,
-)
+from leasekit._flows.moves import Move, fail, fan_out, has_crashed_too_often, is_last, join, succeed, wait
+from leasekit._flows.records import Call, Failure, Mark, Record
 from leasekit.errors import Fatal
 
 GRAPH = Graph(

@@ -24,8 +24,9 @@ Which component writes which event, and at which moment:
   a handler                Started before its first line, Effect before each side effect, Stopped after its last line
   what observes processes  Began, Ended (reaped: no code of the process runs from here on), Draining, Paused, Resumed,
                            Frozen, Thawed
-  the store, if it can     Issued, Extended, Closed, Redriven, Replaced as they are committed; GateChanged and
-                           KindChanged, after the leases of the same transaction; Served: each item that was answered
+  the store, if it can     Issued, Extended, Closed, Redriven, Replaced as they are committed; GateChanged,
+                           KindChanged, DrainChanged, after the leases of the same transaction; Served: each item that
+                           was answered
   the harness              Fault when a fault has taken effect, FaultsOver, and after a full drain a Final for each task
 
 A component leaves out what it cannot see: the checker judges by the events that exist. Without the store's events the
@@ -326,6 +327,13 @@ class KindChanged(Event, frozen=True, kw_only=True):
         return self.key_concurrency is not None or self.key_rate is not None
 
 
+class DrainChanged(Event, frozen=True, kw_only=True):
+    """An operator drains a worker, or no longer."""
+
+    worker: str
+    is_draining: bool = True
+
+
 class Served(LeaseEvent, frozen=True, kw_only=True):
     """A beat or a settlement was answered, whether or not the answer arrives. Fence 0: its token was never granted."""
 
@@ -362,7 +370,7 @@ _Any = (
     Began | Ended | Draining | Paused | Resumed | Frozen | Thawed | Asked | Acknowledged | CancelAsked | CancelAnswered
     | RescheduleAsked | RescheduleAnswered | BulkAsked | BulkAnswered | PeriodicSet
     | Granted | Renewed | Refused | Lost | SettleAsked | SettleAnswered | Started | Effect | Stopped | Issued | Extended
-    | Closed | Redriven | Replaced | GateChanged | KindChanged | Served | Fault | FaultsOver | Final
+    | Closed | Redriven | Replaced | GateChanged | KindChanged | DrainChanged | Served | Fault | FaultsOver | Final
 )  # fmt: skip
 
 E = TypeVar("E", bound=Event)

@@ -20,6 +20,7 @@ from leasekit.backend import (
     Scheduler,
     TaskSink,
     WorkerDirectory,
+    WorkerDrainer,
 )
 from leasekit.config import check_number
 from leasekit.errors import LeasekitError
@@ -57,6 +58,31 @@ class Operating(ChangeCalls, DeadLetterCalls, PeriodicCalls, TokenCalls):
     async def aworkers(self) -> list[WorkerInfo]:
         """Do what `workers` does, from an event loop."""
         return await self._acall(self._worker_directory.workers)
+
+    def drain_worker(self, worker: str) -> WorkerInfo:
+        """Have a worker finish what it holds, take nothing new, and stop; return what it holds at present.
+
+        From the return on, no process of the service grants it a task. A `leasekit.Worker` then ends as after SIGTERM,
+        but without a limit of time, and a loop over `client.tasks()` ends. The drain is over when `undrain_worker`
+        takes it back, when a process that started later claims under the same name, and ten minutes after the worker
+        was last heard of. Raises `Refused` if there is no such worker, and `LeasekitError` if the backend cannot.
+
+        Args:
+            worker: The name of the worker, as `workers` lists it.
+        """
+        return self._call(partial(self._worker_drainer.drain_worker, worker))
+
+    async def adrain_worker(self, worker: str) -> WorkerInfo:
+        """Do what `drain_worker` does, from an event loop."""
+        return await self._acall(partial(self._worker_drainer.drain_worker, worker))
+
+    def undrain_worker(self, worker: str) -> None:
+        """Take a drain back, if there is one: the worker is granted tasks again, unless it has stopped by now."""
+        self._call(partial(self._worker_drainer.undrain_worker, worker))
+
+    async def aundrain_worker(self, worker: str) -> None:
+        """Do what `undrain_worker` does, from an event loop."""
+        await self._acall(partial(self._worker_drainer.undrain_worker, worker))
 
     def nodes(self) -> list[NodeInfo]:
         """List the servers, and other processes that have the store open. Raises `LeasekitError` if the backend cannot.
@@ -260,6 +286,13 @@ class Operating(ChangeCalls, DeadLetterCalls, PeriodicCalls, TokenCalls):
         backend = self._session.connection().backend
         if not isinstance(backend, WorkerDirectory):
             raise LeasekitError(f"{type(backend).__name__} cannot list its workers: ask the service itself")
+        return backend
+
+    @property
+    def _worker_drainer(self) -> WorkerDrainer:
+        backend = self._session.connection().backend
+        if not isinstance(backend, WorkerDrainer):
+            raise LeasekitError(f"{type(backend).__name__} cannot drain workers: send SIGTERM to the worker")
         return backend
 
     @property

@@ -37,6 +37,24 @@ class WorkerDirectory(Protocol):
 
 
 @runtime_checkable
+class WorkerDrainer(Protocol):
+    """A backend by which operators have workers finish what they hold, take nothing new, and stop."""
+
+    async def drain_worker(self, worker: str) -> WorkerInfo:
+        """Drain a worker. Refused if no worker of this name holds leases, or called the service lately.
+
+        From the answer on, no claim of the worker is granted a task by any process: each is answered at once, also one
+        that waits, with `draining`. Claims of names are granted as ever. A process that started later under the same
+        name is not drained, and ends the drain.
+        """
+        ...
+
+    async def undrain_worker(self, worker: str) -> None:
+        """Take a drain back; a worker that nobody drains is left as it is."""
+        ...
+
+
+@runtime_checkable
 class NodeDirectory(Protocol):
     """A backend that also knows the nodes of its service: the processes that have the store open."""
 

@@ -29,6 +29,7 @@ from leasekit._operator_protocols import (
     Rescheduler,
     TokenDirectory,
     WorkerDirectory,
+    WorkerDrainer,
 )
 from leasekit.errors import Refused
 from leasekit.periodic import PeriodicInfo, PeriodicTask
@@ -72,8 +73,8 @@ __all__ = [
     "PeriodicDirectory", "PeriodicInfo", "PeriodicTask", "Purged", "Purger", "Redriven", "Rescheduled", "Rescheduler",
     "Scheduled", "Scheduler", "Selection", "Settlement", "Stats", "Status", "Task", "TaskInfo", "TaskSink", "Ticket",
     "TicketSource", "TokenDirectory", "Vacuumed", "Verdict", "VerdictWord", "WindowListener", "WorkerDirectory",
-    "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked", "dead_ones", "effective", "payload_digest",
-    "unknown_task",
+    "WorkerDrainer", "WorkerInfo", "cancel_all", "check_kinds", "check_limit", "checked", "dead_ones", "effective",
+    "payload_digest", "unknown_task",
 ]  # fmt: skip
 
 

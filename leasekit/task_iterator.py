@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from leasekit._binding import Reserve, bind
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.keeper import Drained
 from leasekit.errors import CannotDecode, Closed
 from leasekit.lease import lease
 from leasekit.task import Task
@@ -21,7 +22,10 @@ _PAUSE = 1.0  # seconds until a task comes again that was not leased, so that a 
 
 
 class Tasks:
-    """An iterator over tasks as they become ready, made by `Client.tasks`. Closing the client ends it."""
+    """An iterator over tasks as they become ready, made by `Client.tasks`.
+
+    It ends when the client is closed, and when an operator drains the worker.
+    """
 
     def __init__(
         self,
@@ -122,7 +126,11 @@ class Tasks:
         while True:
             left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)
             wait = max(0.0, min(_POLL, left))
-            leases = await keeper.claim(self._kinds, limit=1, wait=wait, started=True, labels=self._labels)
+            try:
+                leases = await keeper.claim(self._kinds, limit=1, wait=wait, started=True, labels=self._labels)
+            except Drained:
+                logger.info("an operator drains this worker: its loop over tasks of %s ends", ", ".join(self._kinds))
+                return None
             if leases:
                 self._last = leases[0]
                 # A copy of its own: when that is garbage, and no lease was made of it, nobody can begin it any more.

@@ -36,8 +36,8 @@ __all__ = [
     "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES", "MAX_NODES_TOGETHER",
     "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER", "STORE_HEADER",
     "AwaitedTask", "BeatItem", "BeatsRequest", "CancelMatchingRequest", "CancelRequest", "CancelsRequest",
-    "ChainRequest", "ChangedCollection", "ChangedKind", "ChangedTask", "ChangedToken", "ClaimAnswer", "ClaimRequest",
-    "EndedRequest",
+    "ChainRequest", "ChangedCollection", "ChangedKind", "ChangedTask", "ChangedToken", "ChangedWorker", "ClaimAnswer",
+    "ClaimRequest", "EndedRequest",
     "GateRequest", "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OnePeriodic", "OneTask", "OneToken",
     "OptionalName", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "RescheduleMatchingRequest",
     "RescheduleRequest", "ResultsRequest", "RotateRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
@@ -122,6 +122,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The labels of the worker: it also gets tasks that require some of these."""
     window: WorkerWindow | None = None
     """The worker's window, for whatever lists the workers; None: the worker does not say."""
+    age: Seconds | None = None
+    """Seconds since the worker's process started: a drain from before that is not about it; None: it does not say."""
 
 
 class ClaimAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -129,6 +131,8 @@ class ClaimAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tasks: list[Task]
     refused: list[str] = []
     """Tickets that are of no use any longer: their messages are to be deleted."""
+    draining: bool = False
+    """An operator drains the worker: it is granted nothing, and is to stop once it has finished what it holds."""
 
 
 class BeatsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -198,6 +202,13 @@ class OnePeriodic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The parameter of a request for one periodic task."""
 
     name: PeriodicName
+
+
+class ChangedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request that drains a worker: which, and the name of the client, for the log."""
+
+    name: Name
+    worker: OptionalName = UNSET
 
 
 class OneKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -454,6 +465,7 @@ ProblemType = Literal[
     "urn:leasekit:problem:no-such-task",
     "urn:leasekit:problem:no-such-kind",  # the kind has no settings
     "urn:leasekit:problem:no-such-periodic",  # no periodic task has this name
+    "urn:leasekit:problem:no-such-worker",  # no worker that holds leases, or called lately, has this name
     "urn:leasekit:problem:no-such-token",  # no access token has this id or name
     "urn:leasekit:problem:unauthenticated",  # the request has no access token, or none that is valid
     "urn:leasekit:problem:forbidden",  # its access token lacks a scope, or a kind that the request names

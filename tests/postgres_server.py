@@ -32,6 +32,7 @@ _TABLES = (
     "task_count",
     "kind",
     "gate",
+    "drain",
     "parked",
     "keyed",
     "share",

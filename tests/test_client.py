@@ -785,6 +785,43 @@ def test_every_process_claims_under_a_name_of_its_own() -> None:
     assert leasekit.connect("memory://", worker="mine").worker == "mine"
 
 
+# Drains
+
+
+def test_a_loop_over_tasks_ends_when_its_worker_is_drained(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "leasekit")
+    with leasekit.connect("memory://drained", worker="w") as client, leasekit.connect("memory://drained") as operator:
+        operator.schedule_all([leasekit.NewTask(kind="k", id=task_id) for task_id in ("a", "b")])
+        seen: list[str] = []
+        for task in client.tasks("k"):
+            with leasekit.lease(task):
+                info = operator.drain_worker("w")
+                assert (info.name, info.running) == ("w", 1)
+                seen.append(task.id)
+        assert (seen, status(client, "a"), status(client, "b")) == (["a"], Status.SUCCESS, Status.NEW)
+        assert list(client.tasks("k")) == []  # while it drains, each loop ends at once
+        assert "an operator drains this worker: its loop over tasks of k ends" in caplog.text
+        operator.undrain_worker("w")
+        assert next(client.tasks("k")).id == "b"
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_drains_and_hears_of_a_drain() -> None:
+    async with leasekit.connect("memory://", worker="w") as client:
+        assert [task async for task in client.tasks("k", until_idle=0)] == []
+        assert (await client.adrain_worker("w")).draining_since is not None
+        assert [task async for task in client.tasks("k")] == []
+        await client.aundrain_worker("w")
+        assert (await client.aworkers())[0].draining_since is None
+
+
+def test_a_backend_that_cannot_drain_says_so() -> None:
+    with leasekit.connect("sqs://queue?region=x") as client:
+        for call in (client.drain_worker, client.undrain_worker):
+            with pytest.raises(LeasekitError, match="SqsBackend cannot drain workers: send SIGTERM to the worker"):
+                call("w")
+
+
 # Gates
 
 

@@ -60,6 +60,7 @@ TOLD_ELSEWHERE = {
     *dir(backend.EndSource),
     *dir(backend.NameSource),
     *dir(backend.WorkerDirectory),
+    *dir(backend.WorkerDrainer),
     *dir(backend.NodeDirectory),
     *dir(backend.KindDirectory),
     *dir(backend.PeriodicDirectory),
@@ -144,7 +145,8 @@ def test_the_table_of_backends_has_what_each_declares() -> None:
     capabilities = [field.name for field in dataclasses.fields(backend.Capabilities)]
     protocols = (
         backend.TaskSink, backend.Scheduler, backend.CancelSource, backend.EndSource, backend.NameSource,
-        backend.WindowListener, backend.WorkerDirectory, backend.NodeDirectory, backend.KindDirectory,
+        backend.WindowListener, backend.WorkerDirectory, backend.WorkerDrainer, backend.NodeDirectory,
+        backend.KindDirectory,
         backend.PeriodicDirectory, backend.TokenDirectory, backend.GateDirectory, backend.ChainDirectory,
         backend.Rescheduler, backend.BulkChanger, backend.DeadLetters, backend.Purger, backend.TicketSource,
     )  # fmt: skip

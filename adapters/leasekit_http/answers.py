@@ -53,7 +53,7 @@ def claimed(raw: bytes, *, kinds: Sequence[str], limit: int) -> Claimed:
             raise ProtocolError(f"task {task.id!r} was granted without a valid id, token or ttl")
     if not 0 <= answer.waited < math.inf:
         raise ProtocolError(f"the claim's waited is not a valid number of seconds: {answer.waited}")
-    return Claimed(tasks=answer.tasks, waited=answer.waited, refused=answer.refused)
+    return Claimed(tasks=answer.tasks, waited=answer.waited, refused=answer.refused, draining=answer.draining)
 
 
 def scheduled(raw: bytes, *, count: int) -> list[Scheduled]:

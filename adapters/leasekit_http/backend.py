@@ -6,6 +6,7 @@ heartbeats are repeated by the cycle, other requests by the client.
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -72,6 +73,7 @@ _SCHEDULED = msgspec.json.Decoder(Scheduled)
 _RESCHEDULED = msgspec.json.Decoder(Rescheduled)
 _MATCHED = msgspec.json.Decoder(Matched)
 _TOKEN = msgspec.json.Decoder(TokenInfo)
+_WORKER = msgspec.json.Decoder(WorkerInfo)
 _AUDIT = msgspec.json.Decoder(AuditPage)
 _ANY = msgspec.json.Decoder()
 
@@ -162,6 +164,7 @@ class HttpBackend:
     ) -> None:
         self.url = base_url
         self._worker = worker
+        self._began_at = time.monotonic()
         check_number("timeout", timeout)
         self._timeout = timeout
         self._window: dict[str, Any] = {}  # what claims and heartbeats say of it
@@ -187,7 +190,8 @@ class HttpBackend:
     async def _claim(self, wanted: Mapping[str, Any]) -> Claimed:
         kinds, wait = wanted["kinds"], wanted["wait"]
         most = wanted["limit"] or MAX_BATCH  # limit 0 ends a claim: its answer has the tasks that it was granted before
-        body = {"worker": self._worker, **wanted, **self._window}
+        age = round(time.monotonic() - self._began_at, 3)
+        body = {"worker": self._worker, **wanted, **self._window, "age": age}
         return await self._transport.post(
             "/v1/claims",
             _encode(body),
@@ -244,6 +248,15 @@ class HttpBackend:
 
     async def workers(self) -> list[WorkerInfo]:
         return [worker for page in await self._pages("/v1/workers", answers.WORKERS) for worker in page.workers]
+
+    async def drain_worker(self, worker: str) -> WorkerInfo:
+        return await self._change("PUT", self._path_of_drain(worker), None, _WORKER)
+
+    async def undrain_worker(self, worker: str) -> None:
+        await self._change("DELETE", self._path_of_drain(worker), None, _ANY)
+
+    def _path_of_drain(self, worker: str) -> str:
+        return f"/v1/workers/{_segment(worker)}/drain?worker={_quoted(self._worker)}"
 
     async def tell_window(self, size: int, waiting: int) -> None:
         """Have the next claims and heartbeats tell the server: see `WindowListener`."""

@@ -284,7 +284,7 @@ async def _read_body(response: httpx.Response, at_most: int) -> bytes:
     return bytes(raw)
 
 
-_NO_SUCH_NAME = ("urn:leasekit:problem:no-such-periodic", "urn:leasekit:problem:no-such-token")
+_NO_SUCH_NAME = frozenset(f"urn:leasekit:problem:no-such-{what}" for what in ("periodic", "token", "worker"))
 _DENIED = ("urn:leasekit:problem:unauthenticated", "urn:leasekit:problem:forbidden")
 _NOT_THERE = ("urn:leasekit:problem:no-such-task", "urn:leasekit:problem:no-such-kind")
 

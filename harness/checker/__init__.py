@@ -1,5 +1,5 @@
 """Check that a history keeps the promises: safety (S1-S11), liveness (L1-L7), what lets a task start or changes it
-(A1-A14), and no task lost or made up (`queue`).
+(A1-A15), and no task lost or made up (`queue`).
 
     problems = check(read(*paths), Rules(ttl=300, faults={"kill", "cut"}))
     assert not problems, "\n".join(map(str, problems))

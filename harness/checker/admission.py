@@ -1,4 +1,4 @@
-"""The rules of what operators set, A1-A6 and A14, and of the labels that tasks require, A11: functions of a history.
+"""The rules of what operators set, A1-A6, A14, A15, and of the labels that tasks require, A11: functions of a history.
 
 For those of operators the store has written the history. Changes are judged in the order of commits: an event of the
 store stands where its transaction has taken effect.
@@ -19,7 +19,8 @@ _DROPPED = "dropped"  # how the reason of a task begins that a gate has ended
 
 def admission(lives: Lives) -> list[Violation]:
     of_limits = (found for scope in _SCOPES for check in (_concurrency, _rate) for found in check(lives, scope))
-    return [*_a1_closed(lives), *_a2_dropped(lives), *of_limits, *_a11_labels(lives), *_a14_order(lives)]
+    of_workers = (*_a11_labels(lives), *_a15_drained(lives))
+    return [*_a1_closed(lives), *_a2_dropped(lives), *of_limits, *_a14_order(lives), *of_workers]
 
 
 class _Gates:
@@ -116,6 +117,22 @@ def _a11_labels(lives: Lives) -> Iterator[Violation]:
             if began is not None and not required.items() <= began.labels.items():
                 why = f"it requires {required}, and {event.who} has {began.labels}"
                 yield Violation(rule="A11", task=life.task, why=why, events=[began, life.asked[0], event])
+
+
+def _a15_drained(lives: Lives) -> Iterator[Violation]:
+    """No task is granted to a worker that drains: from the commit of its drain until that is taken back, or over."""
+    drains: dict[str, log.DrainChanged] = {}
+    for event in lives.events if lives.drains else ():
+        match event:
+            case log.DrainChanged(is_draining=True):
+                drains[event.worker] = event
+            case log.DrainChanged():
+                drains.pop(event.worker, None)
+            case log.Issued() if (drain := drains.get(event.holder)) is not None:
+                why = f"it was granted to {event.holder}, which drains"
+                yield Violation(rule="A15", task=event.task, why=why, events=[drain, event])
+            case _:
+                pass
 
 
 def _kind_of(grant: log.Issued, lives: Lives) -> str:

@@ -157,6 +157,7 @@ class Lives:
         self.faults: list[log.Fault] = []
         self.gates: list[log.GateChanged] = []
         self.kinds: list[log.KindChanged] = []
+        self.drains: list[log.DrainChanged] = []
         self.periodics: list[log.PeriodicSet] = []
         self.bulk_asked: list[log.BulkAsked] = []
         self.bulk_answered: list[log.BulkAnswered] = []
@@ -238,6 +239,8 @@ class Lives:
                 self.gates.append(event)
             case log.KindChanged():
                 self.kinds.append(event)
+            case log.DrainChanged():
+                self.drains.append(event)
             case log.PeriodicSet():
                 self.periodics.append(event)
             case log.BulkAsked():

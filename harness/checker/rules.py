@@ -47,7 +47,7 @@ class Rules:
 class Violation:
     """A promise that a history breaks, and the events that show it."""
 
-    rule: str  # S1-S11, L1-L7, A1-A14, `queue`, `traffic` or `faults`
+    rule: str  # S1-S11, L1-L7, A1-A15, `queue`, `traffic` or `faults`
     why: str  # what is wrong, in one sentence
     task: str = ""  # the id of the task, where the promise is about one
     events: Sequence[Event] = ()  # the events that show the violation

@@ -20,7 +20,7 @@ _WEATHER = frozenset({
 _UNHEARD = {"unheard_claim": "claim", "unheard_beat": "beat", "unheard_result": "settle", "heard_again": "claim"}
 _OF_WORKERS = frozenset({"kill", "pause", "gil", "stall", "stop", "freeze", "suspend"})
 _OF_SERVER = frozenset([*FAULTS[FAULTS.index("server_kill") : FAULTS.index("kill")], *NODE_FAULTS])
-_OF_OPERATORS = frozenset({"gate", "limit", "key_limit", "bulk"})
+_OF_OPERATORS = frozenset({"gate", "limit", "key_limit", "bulk", "drain"})
 _PLANNED = _WEATHER | _OF_WORKERS | frozenset(QUEUE_FAULTS) | _OF_SERVER | _OF_OPERATORS | _UNHEARD.keys()
 _STANDING = {"pause": "paused", "freeze": "frozen", "suspend": "suspended"}
 _STEPS = (2.0, 60.0, 400.0, 3600.0)  # of a wall clock
@@ -167,7 +167,7 @@ class Faults:
 
     def _by_operator(self, fault: Planned, chance: random.Random) -> None:
         if self._operator is None:
-            self._operator = Operator(self._world, self._net)
+            self._operator = Operator(self._world, self._net, lambda: [worker.who for worker in self._workers()])
         self._world.fired[fault.name] += 1
         self._undo[fault.number] = self._operator.change(fault.name, chance, fault.lasts)
         self._world.after(fault.lasts, self._take_back, fault.number)

@@ -217,7 +217,7 @@ class Remote(ForwardingScheduler):
     async def claim(self, kinds: Sequence[str], *, limit: int, wait: float, claim_id: str, **more: Any) -> Claimed:
         body = {"kinds": tuple(kinds), "limit": limit, "wait": wait, "claim_id": claim_id, **more}
         claimed: Claimed = await self._call("claim", body)
-        return Claimed(tasks=[structs.replace(task) for task in claimed.tasks], waited=claimed.waited)
+        return structs.replace(claimed, tasks=[structs.replace(task) for task in claimed.tasks])
 
     async def claim_tickets(
         self, kinds: Sequence[str], tickets: Sequence[Ticket], *, limit: int, claim_id: str

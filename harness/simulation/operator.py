@@ -1,4 +1,4 @@
-"""An operator, who changes gates, limits, and all tasks of a kind, while tasks are scheduled, wait and run."""
+"""An operator, who changes gates, limits, workers, and all tasks of a kind, while tasks are scheduled, wait and run."""
 
 import asyncio
 import random
@@ -28,8 +28,9 @@ _LOOK = 60.0  # seconds between two looks for what is still set once the faults 
 class Operator:
     """Repeat each change until it is answered; the changes are made one after another."""
 
-    def __init__(self, world: World, net: Net) -> None:
+    def __init__(self, world: World, net: Net, workers: Callable[[], list[str]]) -> None:
         self._world = world
+        self._workers = workers
         self.process = Process(world, _WHO)
         self._wall: Callable[[], float] = lambda: world.now + net.server.wall
         self._remote = Remote(net, self.process, worker=_WHO)
@@ -38,8 +39,10 @@ class Operator:
         world.log(Began, self.process.who, role="scheduler")
 
     def change(self, name: str, chance: random.Random, lasts: float) -> Callable[[], None]:
-        """Close a gate, limit a kind, or change all its tasks; return what takes the change back, if anything can."""
+        """Close a gate, drain a worker, limit a kind, or change all its tasks; return what takes the change back."""
         match name:
+            case "drain":
+                return self._drain(chance)
             case "bulk":
                 self.process.call(spawn, self._change_all(chance), self._running)
                 return lambda: None
@@ -61,6 +64,11 @@ class Operator:
         ))  # fmt: skip
         self._ask("set_kind", (kind, settings))
         return lambda: self._ask("set_kind", (kind, None))
+
+    def _drain(self, chance: random.Random) -> Callable[[], None]:
+        worker = chance.choice(self._workers() or ["nobody"])
+        self._ask("drain", worker)
+        return lambda: self._ask("undrain", worker)
 
     def _limit_keys(self, chance: random.Random) -> Callable[[], None]:
         kind = chance.choice(KINDS)

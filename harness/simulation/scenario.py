@@ -26,8 +26,9 @@ FAULTS = (
     "foreign",
     # Of operators.
     "redrive",
-    # Of operators, who close a gate for a while, set limits of a kind or of its keys, or change all tasks of a kind.
-    "gate", "limit", "key_limit", "bulk",
+    # Of operators, who close a gate for a while, set limits of a kind or of its keys, change all tasks of a kind, or
+    # drain a worker.
+    "gate", "limit", "key_limit", "bulk", "drain",
     # Of handlers that say `NotYet`.
     "poll",
 )  # fmt: skip
@@ -165,6 +166,12 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
         "nodes": 3,
     },
     "gates": {"rates": only(gate=60.0, drop_reply=4.0, duplicate=4.0, server_kill=4.0), "tasks_per_hour": 200.0},
+    "drains": {
+        "rates": only(
+            drain=30.0, drop_reply=6.0, duplicate=6.0, server_kill=4.0, kill_after_commit=4.0, cut=2.0, pause=4.0
+        ),
+        "tasks_per_hour": 200.0,
+    },
     "kind_limits": {
         "rates": only(limit=40.0, kill=6.0, server_kill=6.0, drop_reply=4.0, duplicate=4.0, store_ambiguous=2.0),
         "tasks_per_hour": 200.0,

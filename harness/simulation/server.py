@@ -127,6 +127,8 @@ class Server:
                 return await engine.operations.reschedule(*request, by=worker)
             case "reschedule_matching":
                 return await engine.operations.reschedule_matching(request, by=worker)
+            case "drain" | "undrain":
+                return await getattr(engine.operations, op)(request, by=worker)
             case "set_kind":
                 return await engine.operations.set_kind(*request, by=worker)
             case "redrive" | "set_gate" | "change_periodic" | "cancel_matching":

@@ -6,12 +6,22 @@ from typing import Any
 
 import msgspec
 
-from harness.history import Closed, Event, Extended, GateChanged, Issued, KindChanged, Redriven, Replaced
+from harness.history import Closed, DrainChanged, Event, Extended, GateChanged, Issued, KindChanged, Redriven, Replaced
 from harness.recording import digest_of
 from harness.simulation.world import World
 from leasekit._lifecycle.states import LEASED
 from leasekit.errors import Unavailable
-from leasekit.server.store import NOT_DECLARED, ClaimMemory, Entity, GateRow, KindDeclaration, Run, Store, Trigger
+from leasekit.server.store import (
+    NOT_DECLARED,
+    ClaimMemory,
+    DrainRow,
+    Entity,
+    GateRow,
+    KindDeclaration,
+    Run,
+    Store,
+    Trigger,
+)
 from leasekit.server.store.kind_rules import rules_of
 from leasekit.task import KindSettings, Status
 
@@ -150,6 +160,14 @@ class _Watched:
     def remove_gate(self, scope: str, name: str) -> None:
         self._tx.remove_gate(scope, name)
         self.changes.append((GateChanged, {"scope": scope, "name": name, "mode": "open"}))
+
+    def set_drain(self, row: DrainRow) -> None:
+        self._tx.set_drain(row)
+        self.changes.append((DrainChanged, {"worker": row.worker}))
+
+    def remove_drain(self, worker: str) -> None:
+        self._tx.remove_drain(worker)
+        self.changes.append((DrainChanged, {"worker": worker, "is_draining": False}))
 
     def set_kind(
         self,

@@ -297,6 +297,7 @@ class Worker:
             chance=self.chance,
             look=scenario.look,
             poll=scenario.poll,
+            on_drain=self._be_drained,
         )
         self._peers.append(self.controller)
         self.is_stopping = False
@@ -340,6 +341,11 @@ class Worker:
             self.is_stopping = True
             self.world.log(Draining, self.who)
             self.process.call(self.controller.stop)
+
+    def _be_drained(self) -> None:
+        """Stop because an operator drains this worker."""
+        self.world.fired["drained"] += 1
+        self.stop()
 
     def die(self, why: str) -> None:
         """Kill the worker; its supervisor may hand its tasks back."""

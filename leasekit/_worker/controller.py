@@ -16,7 +16,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -26,6 +26,7 @@ from leasekit._core.backoff import Backoff
 from leasekit._driver.answer import Answer
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
+from leasekit._driver.keeping.keeper import Drained
 from leasekit._driver.reporting.outbox import Delivery
 from leasekit._worker.claimed_task import ClaimedTask
 from leasekit._worker.executor import Executor
@@ -47,7 +48,8 @@ class Controller:
     """Claim tasks for one executor, but only as many as it can begin soon.
 
     `peers` are all controllers of the connection, this one included: together they stay within its capacity. The
-    controller checks its state at least every `look` seconds, and lets a claim wait for `poll` seconds.
+    controller checks its state at least every `look` seconds, and lets a claim wait for `poll` seconds. `on_drain` is
+    called when an operator drains this worker; by default the controller stops.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Controller:
         chance: random.Random | None = None,
         look: float = _LOOK,
         poll: float = _POLL,
+        on_drain: Callable[[], None] | None = None,
     ) -> None:
+        self._on_drain = on_drain or self.stop
         self._connection = connection
         self._keeper = connection.keeper
         self._clock = connection.clock
@@ -197,6 +201,9 @@ class Controller:
         error = claim.exception()
         if isinstance(error, Closed):
             self.stop()
+            return
+        if isinstance(error, Drained):
+            self._on_drain()
             return
         if error is not None:
             self._log_first_failure(error)

@@ -72,6 +72,7 @@ class WorkerRun:
         self._loops: list[LoopExecutor] = []
         self._drain = Drain(self._connection, self._controllers, patience, end=end)
         self.over: Answer[None] = Answer()
+        self.is_drained = False  # by an operator
         self._lifespans = lifespans
         self._loop_ready = asyncio.Event()  # set in the driver's loop
         for (run, _), served in _groups(handlers).items():
@@ -99,6 +100,7 @@ class WorkerRun:
             window=first.window or pace.window,
             peers=self._controllers,
             labels=labels,
+            on_drain=self._be_drained,
         )
 
     def _make_executor(self, run: RunIn, slots: int, handler: Handler) -> Executor:
@@ -208,6 +210,17 @@ class WorkerRun:
             self._connection.driver.call_soon(controller.stop)
         self._connection.driver.call_soon(self._loop_ready.set)  # nothing is claimed any longer, and nothing waits
         self._connection.driver.call_soon(self._drain.begin)
+
+    def _be_drained(self) -> None:
+        """Stop claiming because an operator asked for it: handlers have all the time that they need."""
+        if not self.is_drained:
+            self.is_drained = True
+            logger.info(
+                "an operator drains this worker: it ends once its %d handlers have ended; a signal limits their time",
+                self.running,
+            )
+        for controller in self._controllers:
+            controller.stop()
 
     def say(self, sentence: str) -> None:
         """Log a sentence in the driver's thread. Any thread, or a signal handler."""

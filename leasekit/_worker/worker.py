@@ -150,7 +150,7 @@ class Worker(Declarations):
         drain_timeout: float | None = None,
         **options: Unpack[ServiceOptions],
     ) -> None:
-        """Work until SIGTERM, SIGINT, SIGHUP or `stop()`; then stop gracefully.
+        """Work until SIGTERM, SIGINT, SIGHUP or `stop()`, or until an operator drains it; then stop gracefully.
 
         A second SIGTERM or SIGINT ends the process at once. After a signal, threads and tasks that handlers have left
         behind (a thread that asyncio waits for, say) delay the end of the process by 10 seconds at most.
@@ -272,7 +272,8 @@ class Worker(Declarations):
         """
         client = self._at_work
         health = Health(ok=False, detail="the worker is not at work") if client is None else client.health()
-        return replace(health, ok=True, detail="the worker drains") if self._stopping else health
+        drains = self._stopping or ((shift := self._run) is not None and shift.is_drained)
+        return replace(health, ok=True, detail="the worker drains") if drains else health
 
     @property
     def running(self) -> int:

@@ -27,7 +27,7 @@ COMMANDS = {
     "gates": "List the kinds and collections that are paused or dropped.",
     "dead": "List, show, redrive and purge dead tasks.",
     "purge": "Remove tasks that have ended, with their results and history.",
-    "workers": "List the workers that hold tasks, or were lately heard of.",
+    "workers": "List the workers, or have some finish what they hold, and stop.",
     "kinds": "List, show and change the settings of kinds.",
     "periodic": "List, show and change periodic tasks.",
     "token": "Make, list, revoke and rotate access tokens.",

@@ -1,9 +1,11 @@
-"""`leasekit workers`: list the workers that hold tasks."""
+"""`leasekit workers`: list the workers that hold tasks, and drain some."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from leasekit.cli import options, output
 from leasekit.cli.errors import spoken
@@ -20,34 +22,63 @@ if TYPE_CHECKING:
 _SHORTEST = 2.0  # seconds of a ttl for which there is a rhythm
 
 EXAMPLES = """\b
-In a pipe, a line for each worker: name, tasks held, last seen, and overdue if
-the worker holds tasks and no heartbeat came for 130 s, in which one is due
-(26 s if the shortest lease of its tasks is 60 s, and so on).
-Last seen is - for a worker that holds tasks and has not called since the
-service started; so is the last field of a worker that is not overdue.
+  leasekit workers                  list them
+  leasekit workers drain NAME...    have these finish what they hold, take
+                                    nothing new, and stop
+  leasekit workers undrain NAME...  take that back
+
+\b
+In a pipe, a line for each worker: name, tasks held, last seen, overdue if the
+worker holds tasks and no heartbeat came for 130 s, in which one is due (26 s
+if the shortest lease of its tasks is 60 s, and so on), and draining if it is.
+A field is - where it does not apply; so is last seen for a worker that holds
+tasks and has not called since the service started.
 With --json, a JSON line for each.
+
+\b
+drain and undrain print a sentence for each worker to stderr. A worker that
+drains has all the time that its tasks need, and ends with exit code 0: what
+restarts whatever has ended starts a new one, which is not drained.
 
 \b
 Examples:
   leasekit workers --watch
   leasekit workers --json | jq -r 'select(.running > 0).name'
+  leasekit workers drain host-1:4711:5e0c --wait
 """
+
+_ACTIONS = ("list", "drain", "undrain")
+What = Annotated[str, typer.Argument(metavar="[ACTION]", help="list, drain or undrain.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", help="Of drain and undrain: the workers.")]
+Wait = Annotated[bool, typer.Option("--wait", help="With drain: return once they hold no tasks.")]
 
 
 @spoken
 def workers(
+    what: What = "list",
+    names: Names = None,
     *,
+    wait: Wait = False,
     service: options.Service,
     watch: options.Watch = False,
     interval: options.Interval = 1.0,
     as_json: options.Json = False,
 ) -> None:
-    """List the workers that hold tasks, or were lately heard of.
+    """List the workers, or have some finish what they hold, and stop.
 
-    Not every backend can list workers; a leasekit server can.
+    The list has those that hold tasks, or were lately heard of. Not every backend can list or drain workers; a leasekit
+    server can.
     """
+    chosen = list(dict.fromkeys(names or ()))
+    _check(what, chosen, watch=watch, wait=wait)
     with connected(service) as client:
-        if not watch:
+        if what == "drain":
+            _drain(client, chosen, wait=wait, interval=interval, as_json=as_json)
+        elif what == "undrain":
+            for name in chosen:
+                client.undrain_worker(name)
+                typer.echo(f"leasekit workers: {output.plain(repr(name))} does not drain", err=True)
+        elif not watch:
             print_workers(client.workers(), as_json=as_json)
         elif as_json or not output.on_terminal():
             before: list[WorkerInfo] = []
@@ -60,6 +91,31 @@ def workers(
                     view.update(workers_table(now), refresh=True)
 
 
+def _check(what: str, names: Sequence[str], *, watch: bool, wait: bool) -> None:
+    """Raise for an action that does not exist, or that has not what it needs."""
+    if what not in _ACTIONS:
+        raise typer.BadParameter(f"{what!r} is no action: use list, drain or undrain", param_hint="ACTION")
+    if (what == "list") is bool(names):
+        usage = "list takes no names" if names else f"write: leasekit workers {what} NAME..."
+        raise typer.BadParameter(usage, param_hint="NAME")
+    if watch and what != "list":
+        raise typer.BadParameter("it goes with list", param_hint="--watch")
+    if wait and what != "drain":
+        raise typer.BadParameter("it goes with drain", param_hint="--wait")
+
+
+def _drain(client: Client, names: Sequence[str], *, wait: bool, interval: float, as_json: bool) -> None:
+    for name in names:
+        worker = client.drain_worker(name)
+        if as_json:
+            output.print_json(worker)
+        holds = f"it holds {worker.running} task{'' if worker.running == 1 else 's'}"
+        typer.echo(f"leasekit workers: {output.plain(repr(name))} drains: {holds}", err=True)
+    for found in looks(client.workers, every=interval) if wait else ():
+        if not any(worker.running for worker in found if worker.name in names):
+            return
+
+
 def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
     """Print the workers in the format that was asked for, or that suits stdout."""
     if not as_json and output.on_terminal():
@@ -70,7 +126,9 @@ def print_workers(found: list[WorkerInfo], *, as_json: bool) -> None:
             output.print_json(worker)
         else:
             seen = output.moment(worker.last_seen)
-            output.print_line([worker.name, worker.running, seen, "overdue" if is_overdue(worker) else ""])
+            overdue = "overdue" if is_overdue(worker) else ""
+            draining = "draining" if worker.draining_since else ""
+            output.print_line([worker.name, worker.running, seen, overdue, draining])
 
 
 def workers_table(found: list[WorkerInfo]) -> "Table":
@@ -80,7 +138,10 @@ def workers_table(found: list[WorkerInfo]) -> "Table":
         late = is_overdue(worker)
         seen = output.styled(f"{when}, overdue" if late else when, "red" if late else "")
         window = ["" if number is None else str(number) for number in (worker.waiting, worker.window)]
-        shown.add_row(output.styled(worker.name), str(worker.running), *window, seen)
+        name = output.styled(worker.name)
+        if worker.draining_since:
+            name += output.styled(", draining", "yellow")
+        shown.add_row(name, str(worker.running), *window, seen)
     return shown
 
 
@@ -119,4 +180,6 @@ def no_worker(kind: str, requires: Mapping[str, str]) -> str:
 
 
 def _may_run(worker: WorkerInfo, kind: str, requires: Mapping[str, str]) -> bool:
+    if worker.draining_since is not None:
+        return False
     return (worker.kinds is None or kind in worker.kinds) and requires.items() <= worker.labels.items()

@@ -69,6 +69,7 @@ class DirectBackend:
 
     def __init__(self, *, worker: str) -> None:
         self.worker = worker
+        self._since: float | None = None  # when the first claim was made, by the engine's time
 
     async def _engine(self) -> Engine:
         raise NotImplementedError
@@ -88,29 +89,28 @@ class DirectBackend:
     ) -> Claimed:
         fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "wait": wait, "claim_id": claim_id}
         request = checked(wire.ClaimRequest, {**fields, "labels": labels})
-        engine = await self._engine()
-        claimed = await engine.claim(
-            worker=self.worker,
-            kinds=request.kinds,
-            limit=request.limit,
-            wait=request.wait,
-            claim_id=request.claim_id,
-            labels=request.labels,
-        )
-        return replace(claimed, tasks=[plain(task) for task in claimed.tasks])
+        return await self._claim(request)
 
     async def claim_tickets(
         self, kinds: Sequence[str], tickets: Sequence[Ticket], *, limit: int, claim_id: str
     ) -> Claimed:
         fields = {"worker": self.worker, "kinds": kinds, "limit": limit, "claim_id": claim_id, "tickets": tickets}
         request = checked(wire.ClaimRequest, fields)
-        claimed = await (await self._engine()).claim(
+        return await self._claim(request)
+
+    async def _claim(self, request: wire.ClaimRequest) -> Claimed:
+        engine = await self._engine()
+        if self._since is None:
+            self._since = engine.clock.peek()
+        claimed = await engine.claim(
             worker=self.worker,
             kinds=request.kinds,
             limit=request.limit,
-            wait=0,
+            wait=request.wait,
             claim_id=request.claim_id,
             tickets=request.tickets,
+            labels=request.labels,
+            since=self._since,
         )
         return replace(claimed, tasks=[plain(task) for task in claimed.tasks])
 
@@ -160,6 +160,19 @@ class DirectBackend:
 
     async def workers(self) -> list[WorkerInfo]:
         return await (await self._engine()).fleet.workers()
+
+    async def drain_worker(self, worker: str) -> WorkerInfo:
+        checked(wire.ChangedWorker, {"name": worker})
+        noting = self._noting("worker.drain", target=worker)
+        info = await (await self._engine()).operations.drain(worker, by=self.worker, **noting)
+        if info is None:
+            raise Refused(f"there is no worker {worker!r}: none of this name holds tasks, or has called lately")
+        return info
+
+    async def undrain_worker(self, worker: str) -> None:
+        checked(wire.ChangedWorker, {"name": worker})
+        noting = self._noting("worker.undrain", target=worker)
+        await (await self._engine()).operations.undrain(worker, by=self.worker, **noting)
 
     async def tell_window(self, size: int, waiting: int) -> None:
         (await self._engine()).fleet.note_window(self.worker, wire.WorkerWindow(size=size, waiting=waiting))

@@ -19,6 +19,7 @@ from leasekit.queues import TaskQueues
 from leasekit.server.clock import Clock, DatabaseClock, StoreClock, boottime
 from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.consumers_work import ConsumersWork
+from leasekit.server.drains import Drains
 from leasekit.server.end_waits import EndWaits
 from leasekit.server.enqueuer import Enqueuer
 from leasekit.server.fleet import Fleet
@@ -76,10 +77,7 @@ from leasekit.task import (
     Ticket,
     Verdict,
 )
-from leasekit.wire import (
-    MAX_WAIT,
-    ChainRequest,
-)
+from leasekit.wire import MAX_WAIT, ChainRequest
 
 logger = logging.getLogger("leasekit.server")
 
@@ -154,6 +152,7 @@ class Engine:
         self._consumers_work = ConsumersWork(self.commit, self._clock, self._inbox, self.room)
         self.neighbours = self._neighbours_at(store) if isinstance(store, SharedStore) else None
         self.fleet = self._fleet_at(address)
+        self._drains = Drains(self.commit, self._readers, self._clock, self.fleet, wake=self._wake_drained)
         self.sweeper = Sweeper(self._readers.read, self._readers.find, self._commit, self._clock, keep=store.retention)
         self.queries = self._make_queries()
         self.operations = self._make_operations()
@@ -210,6 +209,7 @@ class Engine:
             *(self.commit, self._readers, self._clock),
             room=self.room,
             sweeper=self.sweeper,
+            drains=self._drains,
             tell_cancelled=self._tell_cancelled,
             on_new_tokens=self._on_new_tokens,
         )
@@ -307,12 +307,14 @@ class Engine:
         claim_id: str,
         tickets: Sequence[Ticket] = (),
         labels: Mapping[str, str] = _NO_LABELS,
+        since: float | None = None,
     ) -> Claimed:
         """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`.
 
-        With tickets, only their tasks are claimed, and the claim does not wait. `labels` are those of the worker.
+        With tickets, only their tasks are claimed, and the claim does not wait. `labels` are those of the worker, and
+        `since` is when its process started, by the store's time.
         """
-        self.fleet.hear_claim(worker, kinds, labels)
+        self.fleet.hear_claim(worker, kinds, labels, since=since)
         return await self._long_polls.claim(
             worker=worker,
             claim_id=claim_id,
@@ -321,6 +323,7 @@ class Engine:
             wait=0.0 if tickets else min(wait, MAX_WAIT),
             tickets=tickets,
             labels=labels_of(labels),
+            since=since,
         )
 
     def end_waits(self) -> None:
@@ -409,6 +412,8 @@ class Engine:
         await self.token_watch.look()
         for worker in self.fleet.forget_silent():
             self._cancel_hints.forget(worker)
+        if self._readers.are_open:
+            await self._drains.tick(is_consumer=Role.CONSUMER in self.roles)
         self._long_polls.look()
         if self.neighbours is not None and self._readers.are_open:
             with suppress(TimeoutError):  # slow reads must not keep leases from their end
@@ -434,6 +439,10 @@ class Engine:
     async def _on_new_tokens(self) -> None:
         self._tell_others(has_new_tokens=True)
         await self.token_watch.read()
+
+    def _wake_drained(self, workers: Sequence[str]) -> None:
+        self._long_polls.drain(workers)
+        self._tell_others(drained=workers)
 
     def _tell_cancelled(self, cancelled: Sequence[tuple[Verdict, str | None]]) -> list[Verdict]:
         """Have workers hear which of their tasks are to stop, here and at other nodes; return the verdicts."""

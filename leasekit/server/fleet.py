@@ -12,7 +12,8 @@ from leasekit.server.unit_of_work import TaskEvent
 from leasekit.task import NodeInfo, WorkerInfo
 from leasekit.wire import WorkerWindow
 
-_SEEN_FOR = 600.0  # seconds for which a worker without leases is listed
+SEEN_FOR = 600.0
+"""Seconds for which a worker without leases is listed."""
 
 
 class Fleet:
@@ -56,10 +57,16 @@ class Fleet:
         if self._directory.hear(worker, self._clock.peek()):
             self._tell(worker, "joined")
 
-    def hear_claim(self, worker: str, kinds: Sequence[str], labels: Mapping[str, str]) -> None:
-        """Note what a worker claims, and that it has sent a request."""
+    def hear_claim(
+        self, worker: str, kinds: Sequence[str], labels: Mapping[str, str], *, since: float | None = None
+    ) -> None:
+        """Note what a worker claims, that it has sent a request, and when it started, if it says so."""
         self.hear(worker)
-        self._directory.claims(worker, kinds, labels)
+        self._directory.claims(worker, kinds, labels, since=since)
+
+    def started_at(self, worker: str) -> float:
+        """Return when a worker started, as its last claim here has said; -infinity: it has not said."""
+        return self._directory.started_at(worker)
 
     def note_window(self, worker: str, window: WorkerWindow | None) -> None:
         """Note the window of a worker, if its request tells of one, for the list of workers."""
@@ -68,15 +75,19 @@ class Fleet:
 
     def forget_silent(self) -> list[str]:
         """Forget the workers that were not heard of for ten minutes; return them."""
-        silent = self._directory.forget(before=self._clock.peek() - _SEEN_FOR)
+        silent = self._directory.forget(before=self._clock.peek() - SEEN_FOR)
         for worker in silent:
             self._tell(worker, "left")
         return silent
 
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that hold leases or sent a request in the last ten minutes, to any node that is alive."""
-        running = await self._readers.read(lambda view: view.holders())
-        return self._directory.workers(running, await self._heard_elsewhere())
+        running, drains = await self._readers.read(lambda view: (view.holders(), view.drains()))
+        return self._directory.workers(running, await self._heard_elsewhere(), drains)
+
+    async def worker(self, name: str) -> WorkerInfo | None:
+        """Return one of the workers that `workers` lists."""
+        return next((worker for worker in await self.workers() if worker.name == name), None)
 
     async def claimants(self) -> list[WorkerInfo]:
         """List the workers that sent a request in the last ten minutes; the store is not asked who holds leases."""

@@ -11,7 +11,7 @@ import asyncio
 import bisect
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -79,6 +79,7 @@ class LongPolls:
         wait: float,
         tickets: Sequence[Ticket] = (),
         labels: frozenset[str] = NO_LABELS,
+        since: float | None = None,
     ) -> Claimed:
         """Claim tasks; wait up to `wait` seconds for the first. A repeat joins the waiting claim, and may cut its wait.
 
@@ -97,7 +98,9 @@ class LongPolls:
         if poll is None:
             self._count += 1
             distinct, now = tuple(dict.fromkeys(kinds)), self._clock.instant()
-            request = WaitingClaim(self._count, worker, claim_id, distinct, limit, now, tickets=tickets, labels=labels)
+            request = WaitingClaim(
+                *(self._count, worker, claim_id, distinct, limit, now), tickets=tickets, labels=labels, since=since
+            )
             poll = self._begin(request, 0.0 if self._has_ended or not limit else wait)
         else:
             self._shorten_wait(poll, wait)
@@ -135,6 +138,11 @@ class LongPolls:
     def kinds(self) -> list[str]:
         """Return the kinds that parked claims wait for."""
         return list(self._parked)
+
+    def drain(self, workers: Collection[str]) -> None:
+        """Try the parked claims of workers that take no new tasks: the writer answers them."""
+        for poll in [poll for poll in self._polls.values() if poll.is_parked and poll.claim.worker in workers]:
+            self._try_again(poll)
 
     def look(self) -> None:
         """Try one claim for each kind that has become due, or of which a claim was woken but not served."""

@@ -77,6 +77,12 @@ class Happened(Struct, frozen=True, array_like=True, tag="event"):
     event: TaskEvent
 
 
+class Drain(Struct, frozen=True, array_like=True, tag="drain"):
+    """A worker is to drain: its claims that wait are answered."""
+
+    worker: str
+
+
 class NewTokens(Struct, frozen=True, array_like=True, tag="tokens"):
     """Access tokens were made, revoked or rotated."""
 
@@ -85,7 +91,7 @@ class Rings(Struct, frozen=True, array_like=True, tag="inbox"):
     """An application has put tasks into the inbox; the sender is no node."""
 
 
-Hint = Due | Cancel | Ended | Awaited | Happened | NewTokens | Rings
+Hint = Due | Cancel | Ended | Awaited | Happened | Drain | NewTokens | Rings
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Hint]).decode
@@ -141,6 +147,7 @@ class Neighbours:
         self._awaited: list[Awaited] = []
         self._awaited_elsewhere: dict[str, float] = {}  # task → until when, in order
         self._happened: list[TaskEvent] = []
+        self._drained: list[Drain] = []
         self._sending: asyncio.Task[None] | None = None
         self._stop: Callable[[], None] | None = None
         self.company = Company(store.tables, None, 0.0, [])  # as of the last look
@@ -200,21 +207,27 @@ class Neighbours:
         self.company = await self._run(self._store.company)
         self._feed.wanted_elsewhere = any(node.wants_events for node in self.alive if node.id != self._store.node.id)
         kinds = self._polls.kinds()
-        lanes: list[Lane] = await self._run(lambda: self._lanes(kinds)) if kinds else []
+        lanes, drained = list[Lane](), list[str]()
+        if kinds:
+            lanes, drained = await self._run(lambda: self._news_of(kinds))
+        self._polls.drain(drained)
         now = self._clock.peek()
         for lane in lanes:  # a kind may have several
             is_due = lane.due_at <= now
             self._polls.ready({lane.name: NewlyDue(int(is_due), None if is_due else lane.due_at, int(is_due))})
 
-    def _lanes(self, kinds: Sequence[str]) -> list[Lane]:
+    def _news_of(self, kinds: Sequence[str]) -> tuple[list[Lane], list[str]]:
+        """Return the lanes of these kinds, and the workers that drain."""
         with self._store.view() as view:
             closed = Gates(view.gates()).holding(KIND, self._clock.peek())
             open_kinds = [kind for kind in kinds if kind not in closed]
-            return view.lanes([*open_kinds, *view.routes(open_kinds)])
+            drained = [row.worker for row in view.drains()]
+            return view.lanes([*open_kinds, *view.routes(open_kinds)]), drained
 
     @property
     def _has_news(self) -> bool:
-        return any((self._due, self._requested, self._ended, self._awaited, self._happened, self._has_new_tokens))
+        hints = (self._due, self._requested, self._ended, self._awaited, self._happened, self._drained)
+        return any(hints) or self._has_new_tokens
 
     def tell(
         self,
@@ -224,9 +237,10 @@ class Neighbours:
         ended: Iterable[str] = (),
         awaited: Sequence[str] = (),
         events: Sequence[TaskEvent] = (),
+        drained: Sequence[str] = (),
         has_new_tokens: bool = False,
     ) -> None:
-        """Have the other nodes told soon of due tasks, verdicts on cancels, events, and changes of access tokens.
+        """Have the other nodes told soon of due tasks, verdicts on cancels, events, drained workers, and new tokens.
 
         They are also told of tasks that requests wait for here (`awaited`), and of those that have `ended` and that
         another node waits for.
@@ -242,6 +256,7 @@ class Neighbours:
         self._ended += ends[: _WAITING - len(self._ended)]
         self._awaited += map(Awaited, awaited[: _WAITING - len(self._awaited)])
         self._happened += events[: _WAITING - len(self._happened)]
+        self._drained += map(Drain, drained[: _WAITING - len(self._drained)])
         self._has_new_tokens |= has_new_tokens
         if self._has_news and self._sending is None:
             self._sending = asyncio.get_running_loop().create_task(self._send())
@@ -259,9 +274,11 @@ class Neighbours:
 
     def _gathered(self) -> list[Hint]:
         due = [Due(kind, newly.number, newly.next_at, newly.freed) for kind, newly in self._due.items()]
-        hints: list[Hint] = [*due, *self._requested, *self._ended, *self._awaited, *map(Happened, self._happened)]
+        hints: list[Hint] = [*due, *self._requested, *self._ended, *self._awaited, *self._drained]
+        hints += map(Happened, self._happened)
         hints += [NewTokens()] if self._has_new_tokens else []
         self._due, self._requested, self._ended, self._awaited, self._happened = {}, [], [], [], []
+        self._drained = []
         self._has_new_tokens = False
         return hints
 
@@ -281,6 +298,8 @@ class Neighbours:
                     self._note_awaited(hint.id)
                 case Happened():
                     events.append(hint.event)
+                case Drain():
+                    self._polls.drain([hint.worker])
                 case NewTokens():
                     self._on_new_tokens()
                 case Rings():

@@ -1,4 +1,4 @@
-"""Operations: what operators change in an engine: kinds, gates, periodic tasks, access tokens, and many tasks at once.
+"""Operations: what operators change in an engine: kinds, gates, drains, periodic tasks, tokens, and many tasks at once.
 
 Each writes its entry of the audit log, a `Note`, in the transaction of its change.
 """
@@ -10,6 +10,7 @@ from leasekit.periodic import PeriodicInfo
 from leasekit.server.access import KindPatterns
 from leasekit.server.clock import Clock
 from leasekit.server.commit import GroupCommit
+from leasekit.server.drains import Drains
 from leasekit.server.readers import Readers
 from leasekit.server.request_classes import (
     CANCEL_MATCHING,
@@ -53,6 +54,7 @@ class Operations:
         *,
         room: StoreRoom,
         sweeper: Sweeper,
+        drains: Drains,
         tell_cancelled: Callable[[Sequence[tuple[Verdict, str | None]]], Sequence[Verdict]],
         on_new_tokens: Callable[[], Awaitable[None]],
     ) -> None:
@@ -63,6 +65,7 @@ class Operations:
         self._tell_cancelled = tell_cancelled
         self._on_new_tokens = on_new_tokens
         self.purge, self.vacuum = sweeper.purge, sweeper.vacuum
+        self.drain, self.undrain = drains.drain, drains.undrain
 
     async def redrive(
         self, request: RedriveRequest, *, kinds: KindPatterns | None = None, note: Note | None = None

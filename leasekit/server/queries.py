@@ -153,6 +153,11 @@ class Queries:
         now = self._clock.peek()
         return [gate_info(row) for row in self._commit.kinds.gates.rows if row.holds(now)]
 
+    @property
+    def draining_here(self) -> int:
+        """The number of workers that drain, as of the last transaction of this node."""
+        return len(self._commit.kinds.drains)
+
     async def periodics(self, *, after: str = "", limit: int = 100) -> list[PeriodicInfo]:
         """Return the first periodic tasks whose names come after `after`, each with its next firing."""
         return await self._readers.read(lambda view: periodic.listed(view, after=after, limit=limit))

@@ -14,6 +14,7 @@ from leasekit.server.roles import (
     chains,
     claims,
     consumer,
+    drains,
     firing,
     following,
     frontend,
@@ -115,6 +116,9 @@ RESCHEDULE_MATCHING = RequestClass(
 )
 SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True, count=_kind_changed)  # last: see `KindDefaults`
 SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see `KindDefaults`
+SET_DRAIN = RequestClass(  # last: as above
+    "drains", drains.change, 1000, is_last=True, count=lambda turn, change, is_changed: int(is_changed)
+)
 KEEP_GATES = RequestClass(
     "gatekeepings", lambda turn, asked: [gates.keep(turn, most=gates.STEP)] * len(asked), 10_000, is_last=True
 )
@@ -151,6 +155,7 @@ SURVIVAL = (
     CANCEL_CHAIN,
     SET_KIND,
     SET_GATE,
+    SET_DRAIN,
     SET_TOKEN,
     USE_TOKENS,
     SESSION,

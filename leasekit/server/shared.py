@@ -38,6 +38,7 @@ from leasekit.backend import (
     TokenDirectory,
     WindowListener,
     WorkerDirectory,
+    WorkerDrainer,
 )
 from leasekit.errors import BackendError, ConfigError, StoreLocked, Unavailable
 from leasekit.periodic import PeriodicInfo, PeriodicTask
@@ -82,6 +83,7 @@ class _Service(
     EndSource,
     WindowListener,
     WorkerDirectory,
+    WorkerDrainer,
     NodeDirectory,
     KindDirectory,
     PeriodicDirectory,
@@ -121,6 +123,14 @@ class SharedBackend(ForwardingScheduler):
 
     async def workers(self) -> list[WorkerInfo]:
         return cast("list[WorkerInfo]", await self._call("workers"))
+
+    async def drain_worker(self, worker: str) -> WorkerInfo:
+        """Drain a worker: see `WorkerDrainer`, like the next."""
+        return cast("WorkerInfo", await self._call("drain_worker", worker))
+
+    async def undrain_worker(self, worker: str) -> None:
+        """Take a drain back."""
+        await self._call("undrain_worker", worker)
 
     async def tell_window(self, size: int, waiting: int) -> None:
         """Note the worker's window: see `WindowListener`."""

@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from leasekit.periodic import Firing
-from leasekit.server.store import GateRow, Lane, Trigger, Tx
+from leasekit.server.store import DrainRow, GateRow, Lane, Trigger, Tx
 from leasekit.server.store.gates import KIND, Gates
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.kind_rules import KindRules
@@ -106,6 +106,13 @@ class UnitOfWork:
     def gates(self) -> Gates:
         """The gates before this transaction."""
         return self._read() if self._gates is None else self._gates
+
+    @property
+    def drains(self) -> Mapping[str, DrainRow]:
+        """The workers that take no new tasks, before this transaction."""
+        if self._gates is None:
+            self._read()
+        return self.kinds.drains
 
     @property
     def rules(self) -> Mapping[str, KindRules]:
@@ -204,6 +211,12 @@ class UnitOfWork:
             kind, collection = (row.name, None) if of_kind else (None, row.name)
             event = TaskEvent(event="gate_changed", at=at, kind=kind, collection=collection, mode=row.mode)
             self.happened.append(replace(event, worker=row.changed_by))
+
+    def tell_of_drain(self, worker: str, *, is_draining: bool) -> None:
+        """Record that a worker was asked to drain, or no longer is."""
+        if self.happened is not None:
+            at, event = datetime.fromtimestamp(self.now, UTC), "draining" if is_draining else "undrained"
+            self.happened.append(TaskEvent(event=event, at=at, worker=worker))
 
     def tell_of_periodic(self, name: str, by: str | None) -> None:
         """Record that a periodic task was added, changed or removed."""

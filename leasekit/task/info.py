@@ -321,6 +321,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """How many tasks the worker may hold; None, also below: it has not said, or the service does not say."""
     waiting: int | None = None
     """How many of its tasks wait, without a slot, for the next call of their handler."""
+    draining_since: Annotated[datetime, Meta(tz=True)] | None = None
+    """When an operator asked the worker to finish what it holds, and to stop; None: no operator has."""
 
 
 class NodeInfo(Struct, frozen=True, kw_only=True):

@@ -177,6 +177,8 @@ class Claimed(Struct, frozen=True, kw_only=True):
     """Of the task of a name, before it was granted; only in the answer to `claim_name`."""
     refused: list[str] = []
     """The ids of tickets whose tasks cannot be claimed by them, now or later; only in the answer to `claim_tickets`."""
+    draining: bool = False
+    """An operator drains this worker: it is granted nothing, and is to stop once it has finished what it holds."""
 
 
 class Beat(Discreet, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

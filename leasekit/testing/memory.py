@@ -27,6 +27,7 @@ from leasekit.server.roles import (
     chains,
     claims,
     consumer,
+    drains,
     firing,
     following,
     frontend,
@@ -159,7 +160,12 @@ class MemoryService:
         self._id, self._started_at = uuid4().hex, math.inf  # at the first request
         self._cancel_hints = CancelHints()
         self._kinds = KindDefaults()
-        self.queries = self.operations = self.fleet = self  # the parts of an `Engine`, in whose place this one is used
+        # The parts of an `Engine`, in whose place this one is used.
+        self.queries = self.operations = self.fleet = self.clock = self
+
+    def peek(self) -> float:
+        """Return the time."""
+        return self._clock()
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         """Accept tasks: one answer for each, in order."""
@@ -232,14 +238,16 @@ class MemoryService:
         claim_id: str,
         tickets: Sequence[Ticket] = (),
         labels: Mapping[str, str] = _NO_LABELS,
+        since: float | None = None,
     ) -> Claimed:
         """Grant up to `limit` tasks of these kinds; wait up to `wait` seconds for the first. Or those of tickets."""
         kinds, of_worker = tuple(dict.fromkeys(kinds)), labels_of(labels)
         with self._bell.listen() as rung, self._asking((worker, claim_id)) as (arrived_at, now):
             self._directory.hear(worker, now)
-            self._directory.claims(worker, kinds, labels)
+            self._directory.claims(worker, kinds, labels, since=since)
+            number = next(self._numbers)
             request = claims.WaitingClaim(
-                next(self._numbers), worker, claim_id, kinds, limit, arrived_at, tickets=tickets, labels=of_worker
+                *(number, worker, claim_id, kinds, limit, arrived_at), tickets=tickets, labels=of_worker, since=since
             )
             deadline = now + min(wait, MAX_WAIT)
             while True:
@@ -304,7 +312,22 @@ class MemoryService:
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that have called so far."""
         with self._view() as view:
-            return self._directory.workers(view.holders())
+            marks = [row for row in view.drains() if self._directory.started_at(row.worker) <= row.at]
+            return self._directory.workers(view.holders(), drains=marks)
+
+    async def drain(self, worker: str, *, by: str | None) -> WorkerInfo | None:
+        """Have a worker take nothing new; None: none of this name has called."""
+        if all(known.name != worker for known in await self.workers()):
+            return None
+        with self._turn() as turn:
+            drains.change(turn, [drains.DrainChange(worker, by)])
+        self._bell.ring()
+        return next(known for known in await self.workers() if known.name == worker)
+
+    async def undrain(self, worker: str, *, by: str | None) -> None:
+        """Take a drain back."""
+        with self._turn() as turn:
+            drains.change(turn, [drains.DrainChange(worker, by, is_draining=False)])
 
     async def nodes(self) -> list[NodeInfo]:
         """Return this service, the only node."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -99,6 +100,36 @@ def test_a_cancel_and_events_reach_the_client_of_another_server(
     process.terminate()  # which ends the stream
     reader.join()
     connection.close()
+
+
+@pytest.mark.slow
+def test_a_worker_at_one_server_is_drained_at_another(
+    servers: list[tuple[Server, "subprocess.Popen[str]"]], tmp_path: Path
+) -> None:
+    (one, _), (other, _) = servers
+    (tmp_path / "app.py").write_text(
+        "import leasekit, os, time\nworker = leasekit.Worker(concurrency=1)\n"
+        "@worker.handler('k')\ndef handle(payload):\n    while not os.path.exists('end'):\n        time.sleep(0.01)\n"
+    )
+    command = [*LEASEKIT, "work", "app:worker", "--backend", one.url]
+    with leasekit.connect(other.url) as client, subprocess.Popen(command, cwd=tmp_path) as worker:
+        running = client.schedule("k")
+
+        def statuses(*tasks: leasekit.Scheduled) -> list[str]:
+            return [info.status.value for task in tasks if (info := client.get(task.id)) is not None]
+
+        eventually(lambda: statuses(running) == ["processing"])
+        eventually(lambda: [line[1] for line in lines(other, "workers")] == ["1"])
+        ((name, *_),) = lines(other, "workers")
+        done = other.command("workers", "drain", name)
+        assert (done.returncode, done.stderr) == (0, f"leasekit workers: {name!r} drains: it holds 1 task\n")
+        assert lines(one, "workers")[0][4] == "draining"
+        waiting = client.schedule("k")
+        (tmp_path / "end").touch()
+        assert worker.wait(60) == 0
+        assert statuses(running, waiting) == ["success", "new"]
+        assert other.command("workers", "undrain", name).returncode == 0
+        assert lines(one, "workers")[0][4] == "-"
 
 
 @pytest.mark.slow

@@ -27,8 +27,8 @@ def test_workers_are_told_of_with_what_they_hold(server: Server) -> None:
             plain = server.command("workers")
             document = server.command("workers", "--json")
             assert [worker.name for worker in client.workers()] == ["busy"]
-    name, running, _, overdue = plain.stdout.strip().split("\t")
-    assert (plain.returncode, name, running, overdue) == (0, "busy", "1", "-")
+    name, running, _, overdue, draining = plain.stdout.strip().split("\t")
+    assert (plain.returncode, name, running, overdue, draining) == (0, "busy", "1", "-", "-")
     assert json.loads(document.stdout)["running"] == 1
     assert json.loads(document.stdout)["kinds"] == ["held"]
 

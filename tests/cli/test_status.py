@@ -230,7 +230,7 @@ def test_a_worker_that_holds_tasks_and_is_not_heard_is_overdue(
     Console(width=80, file=text).print(workers_table(found))
     print_workers(found, as_json=False)
     assert ("overdue" in text.getvalue()) == overdue
-    assert capsys.readouterr().out.split("\t")[3] == ("overdue\n" if overdue else "-\n")
+    assert capsys.readouterr().out.split("\t")[3] == ("overdue" if overdue else "-")
 
 
 def test_a_renewal_is_no_change_that_a_watch_shows(run: Run, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -687,6 +687,27 @@ def test_past_the_timeout_a_worker_that_hangs_is_killed_and_what_it_ran_handed_b
     assert worker.log.count("hangs: it is killed") == 1
 
 
+def test_a_worker_that_an_operator_drains_ends_well_and_is_not_started_again(
+    place: Place, client: leasekit.Client
+) -> None:
+    worker = place.work("--drain-grace", "0", "--drain-timeout", "0").at_work()
+    running = client.schedule(place.kind("ends_when_told"), 1)
+    place.begun()
+    (name,) = [known.name for known in client.workers() if f":{worker.pid}:" in known.name]
+    assert client.drain_worker(name).running == 1
+    waiting = client.schedule(place.kind("ends_when_told"), 1)
+    eventually(lambda: "an operator drains this worker: it ends once its 1 handlers have ended" in worker.log)
+    (place.home / "finish").touch()
+    assert worker.exit_code() == 0
+    assert "started again" not in worker.log
+    assert outcomes(ended(client, running.id)) == ["success"]
+    left = client.get(waiting.id)
+    assert left is not None
+    assert (left.status, left.attempt) == (Status.NEW, 0)
+    place.work().at_work()  # under a name of its own
+    assert outcomes(ended(client, waiting.id)) == ["success"]
+
+
 # The spool ----------------------------------------------------------------------------------------------------
 
 

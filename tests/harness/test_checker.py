@@ -20,6 +20,7 @@ from harness.history import (
     CancelAnswered,
     CancelAsked,
     Closed,
+    DrainChanged,
     Draining,
     Effect,
     Ended,
@@ -777,6 +778,13 @@ def test_a14_a_task_of_a_key_before_one_that_runs_again_is_found_out(
     ran = [issued(1, 2.0, kind="k"), closed(1, 20.0, **ends), issued(1, 30.0, task="b", kind="k")]
     history = [*first, *second, limits(1.0, ordered=True), *ran]
     assert found(sort(history)) & {"A14"} == broken
+
+
+@pytest.mark.parametrize(("until", "holder", "broken"), [(9.0, "w", {"A15"}), (2.5, "w", set()), (9.0, "v", set())])
+def test_a15_a_grant_to_a_worker_that_drains_is_found_out(until: float, holder: str, broken: set[str]) -> None:
+    drains = [DrainChanged(at=2.0, who="store", worker="w")]
+    drains += [DrainChanged(at=until, who="store", worker="w", is_draining=False)]
+    assert found(sort([*asked(), *drains, issued(1, 3.0, holder=holder)])) & {"A15"} == broken
 
 
 def follower(at: float | None, status: str = "success") -> list[Event]:

@@ -14,7 +14,7 @@ from harness.simulation.mutants.stress import STRESSES
 from harness.simulation.mutants.table import MUTANTS, TABLES
 
 ROOT = Path(__file__).parents[2]
-_RULE = re.compile(r"S([1-9]|1[01])|L[1-7]|A([1-9]|1[0-4])|queue")
+_RULE = re.compile(r"S([1-9]|1[01])|L[1-7]|A([1-9]|1[0-5])|queue")
 
 
 class Renamed(ast.NodeTransformer):

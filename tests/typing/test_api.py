@@ -125,6 +125,7 @@ from leasekit.backend import (
     VerdictWord,
     WindowListener,
     WorkerDirectory,
+    WorkerDrainer,
     cancel_all,
     check_kinds,
     check_limit,
@@ -513,6 +514,9 @@ def test_backends() -> None:
     scheduler: Scheduler = MemoryBackend(MemoryService(), worker="w")
     sink: TaskSink = scheduler
     assert isinstance(sink, WorkerDirectory)
+    assert isinstance(sink, WorkerDrainer)
+    draining: Callable[[str], Coroutine[Any, Any, WorkerInfo]] = sink.drain_worker
+    assert callable(draining)
     assert isinstance(sink, WindowListener)
     assert isinstance(sink, NodeDirectory)
     assert isinstance(sink, KindDirectory)

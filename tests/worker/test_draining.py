@@ -224,3 +224,78 @@ def test_orders_arrive_while_it_drains(faulty: Faulty, submitter: Submitter, at_
 def test_a_patience_that_contradicts_itself_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         leasekit.Worker(**options)
+
+
+# By an operator --------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_an_operator_drains_finishes_what_runs_without_a_limit_and_gives_the_rest_back(
+    faulty: Faulty, submitter: Submitter, door: str
+) -> None:
+    worker = Worker(faulty, concurrency=1, ahead=600, drain_grace=0, drain_timeout=0)
+    begun, may_end = threading.Event(), threading.Event()
+
+    @worker.handler("k")
+    def waits(payload: Any) -> str:
+        begun.set()
+        assert may_end.wait(60)
+        return "done"
+
+    @worker.handler("idle")
+    async def unused(payload: Any) -> None: ...
+
+    thread = threading.Thread(
+        target=worker.run if door == "run" else lambda: anyio.run(worker.serve, backend=door), daemon=True
+    )
+    thread.start()
+    running, *others = submitter.schedule_many("k", 5)
+    assert begun.wait(60)
+    info = submitter.client.drain_worker("worker")
+    assert info.draining_since is not None
+    eventually(lambda: worker.health().detail == "the worker drains")
+    for task_id in others:
+        submitter.when(task_id, "new", "enqueued")
+    assert thread.is_alive()
+    assert submitter.get(running).lease_until is not None
+    may_end.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert submitter.success(running).result == "done"
+    assert {submitter.get(task_id).attempt for task_id in others} == {0}
+
+
+def test_an_idle_worker_that_an_operator_drains_ends_at_once(
+    faulty: Faulty, submitter: Submitter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "leasekit")
+    worker = Worker(faulty)
+
+    @worker.handler("k")
+    def unused(payload: Any) -> None: ...
+
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    eventually(lambda: [known.name for known in submitter.client.workers()] == ["worker"])
+    submitter.client.drain_worker("worker")
+    thread.join(60)
+    assert not thread.is_alive()
+    assert caplog.text.count("an operator drains this worker: it ends once its 0 handlers have ended") == 1
+
+
+def test_a_stop_limits_the_time_of_a_worker_that_drains(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
+    worker = Worker(faulty, drain_grace=0, drain_timeout=math.inf)
+    begun = threading.Event()
+
+    @worker.handler("k")
+    async def waits(payload: Any) -> None:
+        begun.set()
+        await anyio.sleep(600)
+
+    with at_work(worker):
+        task_id = submitter.schedule("k")
+        assert begun.wait(60)
+        submitter.client.drain_worker("worker")
+        eventually(lambda: worker.health().detail == "the worker drains")
+        worker.stop()
+        info = submitter.when(task_id, "enqueued")
+    assert [run.outcome for run in info.history] == ["release"]

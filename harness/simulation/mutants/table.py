@@ -4,6 +4,7 @@ from harness.simulation.mutants.access import ACCESS
 from harness.simulation.mutants.beyond import BEYOND
 from harness.simulation.mutants.changes import CHANGES
 from harness.simulation.mutants.dead_letters import DEAD_LETTERS
+from harness.simulation.mutants.drains import DRAINS
 from harness.simulation.mutants.firings import FIRINGS
 from harness.simulation.mutants.flows import FLOWS
 from harness.simulation.mutants.gates import GATES
@@ -21,6 +22,7 @@ TABLES = (
     SERVICE,
     NODES,
     GATES,
+    DRAINS,
     SHARES,
     LIMITS,
     QUEUES,

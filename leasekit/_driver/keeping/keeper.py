@@ -34,7 +34,7 @@ from leasekit._driver.retrying import call_once
 from leasekit._driver.thread import spawn
 from leasekit.backend import Backend, CancelSource, NameSource, Scheduler, cancel_all
 from leasekit.config import Heartbeats
-from leasekit.errors import BackendError, Cancelled, ConfigError, LossReason, Refused
+from leasekit.errors import BackendError, Cancelled, ConfigError, LeasekitError, LossReason, Refused
 from leasekit.hooks import Hooks
 from leasekit.task import Claimed, NewTask, Settlement, Status, Task, Verdict
 
@@ -45,6 +45,10 @@ _SETTLE_TIMEOUT = 10.0
 _CANCELS_WAIT = 20.0  # seconds for which one call waits for cancel requests …
 _CANCELS_PAUSE = 1.0  # … until the next call; hints that come meanwhile are kept …
 _CANCELS_RETRY = 10.0  # … and after a call that failed
+
+
+class Drained(LeasekitError):
+    """An operator drains this worker: its claims are granted nothing."""
 
 
 class NameClaim(NamedTuple):
@@ -137,11 +141,13 @@ class Keeper:
         `started`: their handlers are about to begin; otherwise tasks wait in a buffer, heartbeats say so until they
         begin, and the claim does not wait for a task while the service is not known to answer. `labels` are those of
         the worker. `failing` is called with the error of each failed try that is repeated. `Claims.claim` says what
-        happens to granted tasks when this call is cancelled.
+        happens to granted tasks when this call is cancelled. Raises `Drained`.
         """
         claimed, asked_at = await self._claims.claim(
             kinds, limit=limit, wait=wait, repeat_for=repeat_for, failing=failing, probes=not started, labels=labels
         )
+        if claimed.draining and not claimed.tasks:
+            raise Drained
         return self._granted(claimed, asked_at, started=started)
 
     async def claim_name(self, source: NameSource, task: NewTask, *, repeat_for: float, within: float) -> NameClaim:

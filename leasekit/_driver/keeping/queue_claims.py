@@ -59,7 +59,7 @@ class QueueClaims:
             return await self._backend.claim(kinds, limit=limit, wait=wait, claim_id=claim_id)
         began_at = self._now()
         claimed = await self._ask_again(kinds, limit=limit, claim_id=claim_id)
-        while claimed is None or not claimed.tasks:
+        while claimed is None or not (claimed.tasks or claimed.draining):
             left = began_at + wait - self._now()
             messages = await self._queues.receive(kinds, limit=limit, wait=max(0.0, left))
             if not messages:

@@ -82,6 +82,8 @@ SAID = {
     "set": "Changed.",
     "triggered": "Triggered.",
     "resumed": "Resumed.",
+    "draining": "It drains: it finishes what it holds, and stops.",
+    "undrained": "Its drain is taken back.",
     "many-cancelled": "tasks were cancelled, or asked to stop.",
     "many-redriven": "tasks were redriven.",
     "many-purged": "tasks were purged.",
@@ -117,6 +119,10 @@ class OpenedGate(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     collection: Name | None = None
 
 
+class OneWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: Name
+
+
 class OnePeriodic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: PeriodicName
     at: Annotated[datetime, Meta(tz=True)] | None = None
@@ -136,6 +142,10 @@ async def _kind_of_task(visit: Visit, wanted: OneTask) -> str | None:
 async def _kind_given(visit: Visit, wanted: Any) -> str | None:
     kind: str | None = wanted.kind
     return kind
+
+
+async def _any_kind(visit: Visit, wanted: Any) -> None:
+    return None
 
 
 async def _kind_of_periodic(visit: Visit, wanted: OnePeriodic) -> str | None:
@@ -270,6 +280,39 @@ async def open_gate(visit: Visit, wanted: OpenedGate) -> Done:
     return Done(_page_of_gate(wanted), "opened")
 
 
+async def plan_drain(visit: Visit, wanted: OneWorker) -> Plan:
+    worker = await visit.engine.fleet.worker(wanted.name)
+    if worker is None:
+        raise HTTPException(404, f"there is no worker {wanted.name!r}: it holds nothing, and has not called lately")
+    count = f"{number(worker.running)} {'task' if worker.running == 1 else 'tasks'}"
+    will = [
+        "From now on, it is granted no task. The others of its kinds go on.",
+        f"It holds {count}: those that run go on to their ends, however long that takes, and the others are given back."
+        if worker.running
+        else "It holds no task.",
+        "Then it stops, with exit code 0. What restarts whatever has ended starts a new one, which is not drained.",
+    ]
+    return Plan(f"Drain {wanted.name}?", will, "Drain the worker", "workers")
+
+
+async def drain(visit: Visit, wanted: OneWorker) -> Done:
+    note = visit.note("worker.drain", target=wanted.name)
+    if await visit.engine.operations.drain(wanted.name, by=visit.by, note=note) is None:
+        raise HTTPException(404, f"there is no worker {wanted.name!r}: it holds nothing, and has not called lately")
+    return Done("workers", "draining")
+
+
+async def plan_undrain(visit: Visit, wanted: OneWorker) -> Plan:
+    will = ["It is granted tasks again. If it has heard of its drain, it stops nevertheless."]
+    return Plan(f"Take the drain of {wanted.name} back?", will, "Take it back", "workers")
+
+
+async def undrain(visit: Visit, wanted: OneWorker) -> Done:
+    note = visit.note("worker.undrain", target=wanted.name)
+    await visit.engine.operations.undrain(wanted.name, by=visit.by, note=note)
+    return Done("workers", "undrained")
+
+
 async def _periodic(visit: Visit, wanted: OnePeriodic) -> PeriodicInfo:
     info = await visit.engine.queries.periodic(wanted.name)
     if info is None:
@@ -325,8 +368,10 @@ ACTS: Mapping[str, Act] = {
     "cancel-chain": Act(OneTask, plan_cancel_chain, cancel_chain, _kind_of_task),
     "pause": Act(PausedGate, plan_pause, pause, _kind_given),
     "open": Act(OpenedGate, plan_open, open_gate, _kind_given),
+    "drain": Act(OneWorker, plan_drain, drain, _any_kind),
+    "undrain": Act(OneWorker, plan_undrain, undrain, _any_kind),
     "pause-periodic": Act(OnePeriodic, plan_pause_periodic, pause_periodic, _kind_of_periodic),
     "resume-periodic": Act(OnePeriodic, plan_resume_periodic, resume_periodic, _kind_of_periodic),
     "trigger-periodic": Act(OnePeriodic, plan_trigger, trigger, _kind_of_periodic),
 }
-"""The acts on one task, kind, collection or periodic task, by their names in addresses."""
+"""The acts on one task, kind, collection, worker or periodic task, by their names in addresses."""

@@ -174,6 +174,8 @@ class _EngineCollector(Collector):
         yield GaugeMetricFamily("leasekit_claims_waiting", "Claims that wait for a task.", engine.claims_waiting)
         yield GaugeMetricFamily("leasekit_ends_awaited", "Tasks for whose ends requests wait.", engine.ends_awaited)
         yield GaugeMetricFamily("leasekit_workers", "Workers heard from in the last ten minutes.", len(engine.fleet))
+        draining = engine.queries.draining_here
+        yield GaugeMetricFamily("leasekit_workers_draining", "Workers that are to finish, and to stop.", draining)
         backlog = [((rank,), waiting) for rank, waiting in engine.commit.backlog.items()]
         yield _gauge("leasekit_commit_backlog", "Items that wait to be written.", ["class"], backlog)
         yield _histogram("leasekit_commit_batch_size", "Items written in one transaction.", engine.commit.sizes)

@@ -1,4 +1,4 @@
-"""The operations of operators: settings of kinds, gates, periodic tasks, access tokens, and the audit log."""
+"""The operations of operators: settings of kinds, gates, drains, periodic tasks, access tokens, and the audit log."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,17 +11,18 @@ from leasekit.periodic import PeriodicInfo, PeriodicTaskItem
 from leasekit.server.http.needs import Where, check_kinds, needs
 from leasekit.server.http.operations import Operation, delete, get, post, put
 from leasekit.server.http.pages import READS, WRITES, NamePage, page_of
-from leasekit.server.http.problems import Forbidden, UnknownKind, UnknownPeriodic, UnknownToken
+from leasekit.server.http.problems import Forbidden, UnknownKind, UnknownPeriodic, UnknownToken, UnknownWorker
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.roles import gates, periodic, tokens
 from leasekit.server.roles.audit import Note
-from leasekit.task import GateInfo, KindInfo, Scheduled
+from leasekit.task import GateInfo, KindInfo, Scheduled, WorkerInfo
 from leasekit.tokens import AuditPage, TokenInfo
 from leasekit.wire import (
     MAX_BATCH,
     ChangedCollection,
     ChangedKind,
     ChangedToken,
+    ChangedWorker,
     GateRequest,
     KindRequest,
     OneKind,
@@ -105,6 +106,12 @@ class GateOpened(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str | None = None
     collection: str | None = None
+
+
+class WorkerUndrained(Struct, frozen=True, kw_only=True):
+    """A worker that no operator drains."""
+
+    name: str
 
 
 class TokensAnswer(Struct, frozen=True, kw_only=True):
@@ -214,6 +221,34 @@ async def _close(request: ApiRequest, gated: gates.Gated, worker: str | UnsetTyp
 async def _open(request: ApiRequest, gated: gates.Gated, worker: str | UnsetType) -> None:
     note = request.note(f"{gated.scope}.open", target=gated.name, worker=worker)
     await request.parts.engine.operations.set_gate(gated.opened(request.client_name(worker)), note=note)
+
+
+@put(
+    "/v1/workers/{name}/drain",
+    needs("operate", kinds=Where.ALL),
+    READS | {404: "No worker of this name holds tasks, or has called lately."},
+)
+async def drain_worker(request: ApiRequest, params: ChangedWorker) -> WorkerInfo:
+    """Have a worker finish what it holds, take nothing new, and stop. `worker` is for the log.
+
+    It is granted nothing from then on, and its claims are answered at once, with `draining`. That ends when it is taken
+    back, when a process that started later claims under the same name, and ten minutes after the worker was last heard
+    of.
+    """
+    note = request.note("worker.drain", target=params.name, worker=params.worker)
+    by = request.client_name(params.worker)
+    if (info := await request.parts.engine.operations.drain(params.name, by=by, note=note)) is None:
+        raise UnknownWorker(params.name)
+    return info
+
+
+@delete("/v1/workers/{name}/drain", needs("operate", kinds=Where.ALL), READS)
+async def undrain_worker(request: ApiRequest, params: ChangedWorker) -> WorkerUndrained:
+    """Take the drain of a worker back, if there is one: it is granted tasks again, unless it has stopped by now."""
+    note = request.note("worker.undrain", target=params.name, worker=params.worker)
+    by = request.client_name(params.worker)
+    await request.parts.engine.operations.undrain(params.name, by=by, note=note)
+    return WorkerUndrained(name=params.name)
 
 
 @get("/v1/periodic", needs("read", kinds=Where.LISTED), READS)
@@ -369,6 +404,7 @@ async def list_audit(request: ApiRequest, params: AuditParameters) -> AuditPage:
 
 OPERATOR_OPERATIONS: Sequence[Operation] = (
     list_kinds, get_kind, set_kind, delete_kind, list_gates, close_kind, close_collection, open_kind, open_collection,
+    drain_worker, undrain_worker,
     list_periodic, get_periodic, set_periodic, delete_periodic, pause_periodic, trigger_periodic,
     list_tokens, get_token, create_token, revoke_token, rotate_token, list_audit,
 )  # fmt: skip

@@ -80,6 +80,13 @@ class UnknownPeriodic(HTTPException):
         super().__init__(404, f"there is no periodic task {name!r}")
 
 
+class UnknownWorker(HTTPException):
+    """The route exists, but no worker that holds leases, or called lately, has this name."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(404, f"there is no worker {worker!r}: none of this name holds tasks, or has called lately")
+
+
 def problem_of(request: Request, error: Exception) -> Response:
     match error:
         case Refused():
@@ -114,6 +121,7 @@ _TYPES: Mapping[type[HTTPException], ProblemType] = {
     UnknownToken: "urn:leasekit:problem:no-such-token",
     UnknownKind: "urn:leasekit:problem:no-such-kind",
     UnknownPeriodic: "urn:leasekit:problem:no-such-periodic",
+    UnknownWorker: "urn:leasekit:problem:no-such-worker",
 }
 
 

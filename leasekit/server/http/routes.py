@@ -311,6 +311,9 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
 
     `tickets` are what messages of queues say: only these tasks are claimed, and the claim does not wait. `refused` has
     the ids of those that are of no use any longer; another one that is not granted may be tried again.
+
+    A worker that an operator drains is answered at once, without tasks, and with `draining`: it finishes what it holds,
+    claims nothing more, and stops. `age` says how long ago its process started: an earlier drain is not about it.
     """
     # A claim is that of its access token: nobody else gets its tasks by a repeat, or ends it. Names have no slash.
     by = request.access.token_id
@@ -327,6 +330,7 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
         claim_id=key[1],
         tickets=body.tickets,
         labels=body.labels,
+        since=None if body.age is None else parts.engine.clock.peek() - body.age,
     )
     claimed = await (request.wait(parts.polls, claiming) if wait else claiming) or Claimed(tasks=[])
     if body.tickets and not request.access.has_all_kinds:  # those of foreign tasks are refused like those of none
@@ -406,12 +410,12 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
     """Stream the events of tasks and workers, as Server-Sent Events; `kind`, `task` and `root` are filters.
 
     `event` is `scheduled`, `enqueued` (moved to a queue), `claimed`, `started`, `settled`, `expired`,
-    `cancel_requested`, `cancelled`, `dropped`, `rescheduled`, `replaced` or `redriven`; of workers `joined` or `left`;
-    of kinds `kind_changed`; of gates `gate_changed`; of periodic tasks `periodic_changed` and `firing`. `data` is JSON:
-    `event`, `at`, and if they apply, `id`, `kind`, `status` (after the event), `worker`, `outcome`, `collection`,
-    `mode`, `periodic`, `root` (of a task that is scheduled in a chain). A client that reconnects with `Last-Event-ID`
-    gets the events since then, after a `missed` if some are no longer kept. A client that reads too slowly is dropped.
-    Comments show a live stream.
+    `cancel_requested`, `cancelled`, `dropped`, `rescheduled`, `replaced` or `redriven`; of workers `joined`, `left`,
+    `draining` or `undrained`; of kinds `kind_changed`; of gates `gate_changed`; of periodic tasks `periodic_changed`
+    and `firing`. `data` is JSON: `event`, `at`, and if they apply, `id`, `kind`, `status` (after the event), `worker`,
+    `outcome`, `collection`, `mode`, `periodic`, `root` (of a task that is scheduled in a chain). A client that
+    reconnects with `Last-Event-ID` gets the events since then, after a `missed` if some are no longer kept. A client
+    that reads too slowly is dropped. Comments show a live stream.
 
     `root` selects the tasks of a chain, by its first task: the 10,000 latest ones, and those that are scheduled from
     now on.

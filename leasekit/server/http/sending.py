@@ -76,7 +76,9 @@ class Sending:
         if size > _BIG:
             self._check_claim(key)
             place = _Place(self, key, size)
-        return ClaimResponse(ClaimAnswer(waited=claimed.waited or 0.0, tasks=tasks, refused=claimed.refused), place)
+        waited, refused = claimed.waited or 0.0, claimed.refused
+        answer = ClaimAnswer(waited=waited, tasks=tasks, refused=refused, draining=claimed.draining)
+        return ClaimResponse(answer, place)
 
     def of_task(self, info: TaskInfo) -> Response:
         """Make the answer about a task: a big one is encoded and sent when it is its turn."""

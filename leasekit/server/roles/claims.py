@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from leasekit._lifecycle.transitions import grant, is_held
 from leasekit.server.due_tasks import DueTasks
 from leasekit.server.ids import tokens
-from leasekit.server.roles import gates, start_deadlines
+from leasekit.server.roles import drains, gates, start_deadlines
 from leasekit.server.roles.consumer import reap
 from leasekit.server.roles.tickets import TicketTasks
 from leasekit.server.rooms import Why
@@ -48,6 +48,7 @@ class WaitingClaim:
     is_gone: bool = False  # whether all callers have left: nothing may be granted to the claim
     tickets: Sequence[Ticket] = ()  # the only tasks that may be granted, if any are given
     labels: frozenset[str] = NO_LABELS  # of the worker, as in a route
+    since: float | None = None  # when the worker's process started, by the store's time; None: it has not said
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     answers = _repeated(turn, [item for item in requests if (item.is_new or turn.is_repeated) and not item.is_gone])
     answers.update(_ended(turn, [item for item in requests if not (item.limit or item.is_gone or id(item) in answers)]))
     waiting = [item for item in requests if id(item) not in answers]
-    present = sorted((item for item in waiting if not item.is_gone), key=lambda item: item.number)
+    answers.update(_drained(turn, waiting))
+    open_claims = (item for item in waiting if not (item.is_gone or id(item) in answers))
+    present = sorted(open_claims, key=lambda item: item.number)
     full: dict[str, tuple[float, Why]] = {}
     if any(item.tickets for item in waiting):
         for item in (item for item in present if item.tickets):
@@ -181,6 +184,15 @@ def _ended(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answ
     """Answer these claims without tasks, and remember that: every later call with their ids gets the same answer."""
     turn.tx.remember_claims([ClaimMemory(request.worker, request.claim_id, turn.now, 0.0, ()) for request in requests])
     return {id(request): Answer(Claimed(tasks=[], waited=0.0)) for request in requests}
+
+
+def _drained(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
+    """Answer the claims of workers that drain: at once, and without tasks, which are left to the other claims."""
+    return {
+        id(request): Answer(Claimed(tasks=[], waited=max(0.0, turn.instant - request.arrived_at), draining=True))
+        for request in requests
+        if drains.holds(turn.drains, request)
+    }
 
 
 def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTasks | TicketTasks) -> dict[int, Answer]:

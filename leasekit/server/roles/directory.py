@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from leasekit.server.roles.frontend import moment
-from leasekit.server.store import Holding, Node, NodeRow
+from leasekit.server.store import DrainRow, Holding, Node, NodeRow
 from leasekit.task import NodeInfo, WorkerInfo
 from leasekit.wire import WorkerWindow
 
@@ -42,6 +42,7 @@ class Directory:
         self._kinds: dict[str, dict[str, None]] = {}  # worker → its kinds, the one that was claimed last at the end
         self._labels: dict[str, Mapping[str, str]] = {}  # worker → the labels of its last claim, if it has any
         self._windows: dict[str, WorkerWindow] = {}
+        self._started_at: dict[str, float] = {}
         self._write_at = -math.inf
 
     def __len__(self) -> int:
@@ -53,7 +54,16 @@ class Directory:
         self._seen[worker] = now
         return is_new
 
-    def claims(self, worker: str, kinds: Iterable[str], labels: Mapping[str, str] = _NO_LABELS) -> None:
+    def claims(
+        self,
+        worker: str,
+        kinds: Iterable[str],
+        labels: Mapping[str, str] = _NO_LABELS,
+        *,
+        since: float | None = None,
+    ) -> None:
+        if since is not None:
+            self._started_at[worker] = since
         if labels:
             self._labels[worker] = labels
         else:
@@ -64,6 +74,10 @@ class Directory:
             known[kind] = None
         while len(known) > _KINDS:
             del known[next(iter(known))]
+
+    def started_at(self, worker: str) -> float:
+        """Return when the worker of the last claim of this name started; -infinity: it has not said."""
+        return self._started_at.get(worker, -math.inf)
 
     def note_window(self, worker: str, window: WorkerWindow) -> None:
         self._windows[worker] = window
@@ -76,6 +90,7 @@ class Directory:
             self._kinds.pop(worker, None)
             self._labels.pop(worker, None)
             self._windows.pop(worker, None)
+            self._started_at.pop(worker, None)
         return silent
 
     def written(self, now: float) -> bytes | None:
@@ -95,8 +110,11 @@ class Directory:
         self._write_at = now + len(written) / _RATE
         return written
 
-    def workers(self, running: Mapping[str, Holding], elsewhere: Iterable[bytes] = ()) -> list[WorkerInfo]:
+    def workers(
+        self, running: Mapping[str, Holding], elsewhere: Iterable[bytes] = (), drains: Iterable[DrainRow] = ()
+    ) -> list[WorkerInfo]:
         """List the workers that hold leases, or were heard of here, or elsewhere as other nodes have written it."""
+        drained_at = {row.worker: moment(row.at) for row in drains}
         seen, labels = dict(self._seen), dict(self._labels)
         kinds = {name: known for name in seen if (known := self._kinds_of(name)) is not None}
         windows = dict(self._windows)
@@ -119,6 +137,7 @@ class Directory:
                 ttl=held.ttl,
                 window=None if (window := windows.get(name)) is None else window.size,
                 waiting=None if window is None else window.waiting,
+                draining_since=drained_at.get(name),
             )
             for name in sorted(seen.keys() | running.keys())
         ]

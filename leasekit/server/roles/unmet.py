@@ -21,7 +21,8 @@ def unmet(
     kinds = heapq.nlargest(_MOST, waits, key=lambda kind: (waits[kind], kind))
     names = [*kinds, *view.routes(kinds)] if kinds else []
     due = {lane.name for lane in view.lanes(names) if lane.due_at <= now} if names else ()
-    known = _labels_by_kind(workers)
+    drained = {row.worker for row in view.drains()} if due else ()
+    known = _labels_by_kind(worker for worker in workers if worker.name not in drained)
     found: dict[str, list[dict[str, str]]] = {}
     for name in sorted(due):
         if not any(fits(name, labels) for labels in known.get(kind_of(name), ())):

@@ -13,7 +13,7 @@ from msgspec import Raw
 from msgspec.structs import fields, replace
 
 from leasekit._lifecycle.states import LEASED, WAITING
-from leasekit.server.store import Content, GateRow, Run, TokenRow, Trigger
+from leasekit.server.store import Content, DrainRow, GateRow, Run, TokenRow, Trigger
 from leasekit.task import Status
 
 logger = logging.getLogger("leasekit.server")
@@ -107,6 +107,18 @@ def gates(rows: Iterable[tuple[Any, ...]]) -> list[GateRow]:
             logger.error("the gate of the %s %r has no effect, its row is damaged: %s", row[0], row[1], error)
         else:
             whole += [gate] if is_number(gate.changed_at) and is_number(gate.until or 0) else []
+    return whole
+
+
+def drains(rows: Iterable[tuple[Any, ...]]) -> list[DrainRow]:
+    whole: list[DrainRow] = []
+    for row in rows:
+        try:
+            drain = msgspec.convert(row, DrainRow)
+        except msgspec.ValidationError as error:
+            logger.error("the drain of the worker %r has no effect, its row is damaged: %s", row[0], error)
+        else:
+            whole += [drain] if is_number(drain.at) else []
     return whole
 
 

@@ -1,4 +1,4 @@
-"""The memory of kinds that a node keeps from one transaction to the next: their settings, gates and turns."""
+"""The memory that a node keeps from one transaction to the next: settings, gates and turns of kinds; and drains."""
 
 import logging
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from leasekit.server.kind_clock import KindClock
-from leasekit.server.store import KindRow, Tx
+from leasekit.server.store import DrainRow, KindRow, Tx
 from leasekit.server.store.gates import Gates
 from leasekit.server.store.kind_rules import NO_RULES, KindRules, rules_of
 from leasekit.task import CompleteSettings, KindSettings, effective
@@ -30,9 +30,9 @@ def decoded(row: KindRow) -> KindSettings | None:
 
 
 class KindDefaults:
-    """The settings that kinds have for their tasks, and the gates, as of the last transaction that asked for them.
+    """The settings that kinds have for their tasks, the gates and the drains, as of the last transaction that asked.
 
-    Rule 1: after a change of any kind or gate, the next transaction reads what has changed.
+    Rule 1: after a change of any kind, gate or drain, the next transaction reads what has changed.
     Rule 2: only what is committed is kept. So a transaction changes settings after all else that it does, and what is
     known of a store is dropped when the store fails: the store may have lost its last transactions.
     """
@@ -42,6 +42,7 @@ class KindDefaults:
         self._of_kind: dict[str, CompleteSettings] = {}
         self.fair: set[str] = set()  # the kinds in which a collection is the key of its tasks
         self.gates = Gates()  # as of the last `read`, also for other threads
+        self.drains: Mapping[str, DrainRow] = {}  # the same, by worker
         self.rules: Mapping[str, KindRules] = {}  # the same, of the kinds that have any; replaced, never changed
         self.clock = KindClock()
         self.has_waits = False  # whether tasks wait for others, or ever did; also for other threads
@@ -68,6 +69,7 @@ class KindDefaults:
                         rules[row.name] = of_kind
             self.rules = rules
             self.gates = Gates(tx.gates())
+            self.drains = {row.worker: row for row in tx.drains()}
             self._change = last
         return self._of_kind
 
@@ -77,4 +79,5 @@ class KindDefaults:
         self._of_kind = {}
         self.fair = set()
         self.gates = Gates()
+        self.drains = {}
         self.rules = {}

@@ -24,7 +24,7 @@ class Reading(NamedTuple):
     others_seen: float | None  # when another node was seen last that has not left since; None: there is none
     before: float  # a moment before the reading, by the boot clock of this machine
     after: float  # a moment after the reading
-    kind_change: int | None = None  # the number of the last change of a kind or gate; None: there are no such tables
+    kind_change: int | None = None  # of the last change of a kind, gate or drain; None: there are no such tables
     has_waits: bool = False  # whether any task was ever scheduled after another
     has_routes: bool = False  # whether any task has ever required labels
 

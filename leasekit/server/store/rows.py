@@ -139,6 +139,14 @@ class GateRow(NamedTuple):
         return self.mode != "open" and (self.until is None or now < self.until)
 
 
+class DrainRow(NamedTuple):
+    """A worker that takes no new tasks. The fields are in the order of the table's columns."""
+
+    worker: str
+    at: float  # when an operator asked for it, by the store's time
+    by: str | None
+
+
 class PeriodicRow(NamedTuple):
     """A periodic task. The fields are in the order of the table's columns."""
 

@@ -26,7 +26,7 @@ store = sa.Table(
     sa.Column("commits", sa.BigInteger, nullable=False),  # transactions that have changed the store
     sa.Column("start", sa.Text),  # the start of the server that has written the last transaction
     sa.Column("anchor", sa.Text),  # an `Anchor` as JSON: the clocks of the last transaction
-    sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"),  # of the last change of a kind or gate
+    sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"),  # of the last change: see `RuleWrites`
 )
 
 task = sa.Table(
@@ -179,6 +179,17 @@ gate = sa.Table(
     sa.Column("changed_at", sa.Double, nullable=False),
     sa.Column("changed_by", sa.Text),
     sa.PrimaryKeyConstraint("scope", "name"),
+    sqlite_with_rowid=False,
+)
+
+# The workers that take no new tasks.
+drain = sa.Table(
+    "drain",
+    metadata,
+    sa.Column("worker", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("by", sa.Text),
+    sa.PrimaryKeyConstraint("worker"),
     sqlite_with_rowid=False,
 )
 

@@ -9,6 +9,7 @@ from leasekit.server.store.rows import (
     Checkpoint,
     Deadline,
     Dedupe,
+    DrainRow,
     Ending,
     Entity,
     Filter,
@@ -131,6 +132,10 @@ class View(Protocol):
 
     def gates(self) -> list[GateRow]:
         """Return all gates, sorted by scope and name."""
+        ...
+
+    def drains(self) -> list[DrainRow]:
+        """Return the workers that take no new tasks, sorted by name."""
         ...
 
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:

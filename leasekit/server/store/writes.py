@@ -13,6 +13,7 @@ from leasekit.server.store.rows import (
     Content,
     Deadline,
     Dedupe,
+    DrainRow,
     Entity,
     GateRow,
     KindDeclaration,
@@ -294,10 +295,10 @@ class ShareWrites(Protocol):
 
 
 class RuleWrites(Protocol):
-    """Writes of what operators set: kinds, gates, access tokens, the audit log; and the minutes of the history."""
+    """Writes of what operators set: kinds, gates, drains, tokens, the audit log; and the minutes of the history."""
 
     def last_kind_change(self) -> int:
-        """Return the number of the last change of the settings of any kind, or of a gate; zero if there was none."""
+        """Return the number of the last change of a kind's settings, a gate or a drain; zero if there was none."""
         ...
 
     def set_kind(
@@ -319,7 +320,7 @@ class RuleWrites(Protocol):
     def begin_change(self) -> None:
         """Wait for the end of the other writers' transactions, and keep new ones from beginning until this one ends.
 
-        So no transaction that was judged before a change of kinds or gates ends after it.
+        So no transaction that was judged before a change of kinds, gates or drains ends after it.
         """
         ...
 
@@ -329,6 +330,14 @@ class RuleWrites(Protocol):
 
     def remove_gate(self, scope: str, name: str) -> None:
         """Remove a gate, and count a change."""
+        ...
+
+    def set_drain(self, row: DrainRow) -> None:
+        """Add or replace the mark of a worker that takes no new tasks, and count a change."""
+        ...
+
+    def remove_drain(self, worker: str) -> None:
+        """Remove the mark of a worker, and count a change; an unknown one is ignored."""
         ...
 
     def parked(self, collection: str, *, limit: int) -> list[tuple[float, int]]:

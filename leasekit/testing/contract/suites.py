@@ -9,6 +9,7 @@ from leasekit.testing.contract.cancelling import Cancelling
 from leasekit.testing.contract.chains import Chains
 from leasekit.testing.contract.claiming import Claiming
 from leasekit.testing.contract.debouncing import Debouncing
+from leasekit.testing.contract.draining import Draining
 from leasekit.testing.contract.gates import Gates
 from leasekit.testing.contract.granting import Granting
 from leasekit.testing.contract.kinds import Kinds
@@ -61,6 +62,7 @@ class SchedulerContract(
     Kinds,
     Periodic,
     Gates,
+    Draining,
     Shares,
     Quotas,
     Chains,
@@ -73,7 +75,7 @@ class SchedulerContract(
     Access,
 ):
     """The promises of `Scheduler` and `Backend`, and of `NameSource`, `Purger`, `KindDirectory`,
-    `PeriodicDirectory`, `GateDirectory`, `ChainDirectory`, `TokenDirectory`,
+    `PeriodicDirectory`, `GateDirectory`, `WorkerDrainer`, `ChainDirectory`, `TokenDirectory`,
     `Rescheduler` and `BulkChanger` if it is one.
     """
 

@@ -236,6 +236,22 @@ def test_a_periodic_task_is_paused_resumed_and_triggered_once(desk: Desk) -> Non
     assert not desk.site.server.get("/v1/periodic/hourly").get("is_paused", False)
 
 
+def test_a_worker_is_drained_after_a_page_that_says_what_it_holds_and_taken_back(desk: Desk) -> None:
+    desk.site.schedule("k", id="t", claim=True)
+    page = desk.look("drain", name="w")
+    assert "It holds 1 task: those that run go on to their ends" in page.text
+    page = desk.do("drain", name="w")
+    assert "It drains: it finishes what it holds, and stops." in page.text
+    assert '<span class="badge warn">draining</span>' in page.html
+    assert desk.site.server.get("/v1/workers")["workers"][0]["draining_since"]
+    page = desk.do("undrain", name="w")
+    assert "Its drain is taken back." in page.text
+    assert "draining" not in page.html
+    entries = desk.site.server.get("/v1/audit")["entries"]
+    assert [(entry["act"], entry["target"]) for entry in entries] == [("worker.undrain", "w"), ("worker.drain", "w")]
+    assert desk.site.server.call("GET", "/console/do?act=drain&name=typo").status == 404
+
+
 @pytest.mark.parametrize("origin", ["", "http://evil.example", "null", "http://127.0.0.1:1"])
 def test_a_form_of_another_origin_or_of_none_is_refused(desk: Desk, origin: str) -> None:
     desk.site.schedule("k", id="t")

@@ -149,6 +149,12 @@ def requests(service: Service, name: str, kind: str) -> Asked:
             return Asked(f"/v1/gates/kinds/{kind}", {} if name == "close_kind" else None, kind)
         case "close_collection" | "open_collection":
             return Asked("/v1/gates/collections/c", {} if name == "close_collection" else None)
+        case "drain_worker" | "undrain_worker":
+            claim = {"worker": (worker := uuid.uuid4().hex), "kinds": [kind], "claim_id": uuid.uuid4().hex}
+            service.call(service.admin, "POST", "/v1/claims", claim)
+            if name == "undrain_worker":
+                service.run(service.server.engine.operations.drain(worker, by=None))
+            return Asked(f"/v1/workers/{worker}/drain", None, worker)
         case "get_periodic" | "set_periodic" | "delete_periodic" | "pause_periodic" | "trigger_periodic":
             periodic = uuid.uuid4().hex
             daily = PeriodicTaskItem(kind=kind, every=86400)

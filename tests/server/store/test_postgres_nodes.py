@@ -230,6 +230,43 @@ async def test_nodes_hear_of_a_gate_that_opens(nodes: list[Engine]) -> None:
     assert [task.id for task in await waiting] == ["t"]
 
 
+async def test_no_node_grants_a_task_to_a_worker_after_the_answer_that_drains_it(nodes: list[Engine]) -> None:
+    count, running = 600, True
+    await nodes[0].schedule([NewTask(kind="k", id=f"t{n}") for n in range(count)])
+    granted: list[int] = []
+
+    async def claimer(number: int) -> None:
+        turn = 0
+        while running:
+            granted.append(len(await taken(nodes[number % NODES], claim_id=f"{number}-{turn}")))
+            turn += 1
+
+    claimers = [asyncio.create_task(claimer(number)) for number in range(9)]
+    await until(lambda: sum(granted) > 0)
+    for turn in range(5):
+        assert await nodes[turn % NODES].operations.drain("w", by=None) is not None
+        before = (await nodes[0].queries.stats()).kinds
+        for node in nodes:  # each has judged claims since then
+            claimed = await node.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id=f"{turn}-{id(node)}")
+            assert (claimed.tasks, claimed.draining) == ([], True)
+        assert (await nodes[0].queries.stats()).kinds == before
+        await nodes[(turn + 1) % NODES].operations.undrain("w", by=None)
+        so_far = sum(granted)
+        await until(lambda so_far=so_far: sum(granted) > so_far)  # type: ignore[misc]
+    running = False
+    await asyncio.gather(*claimers)
+
+
+async def test_a_claim_that_waits_at_another_node_hears_of_a_drain(nodes: list[Engine]) -> None:
+    waiting = asyncio.create_task(nodes[1].claim(worker="w", kinds=["k"], limit=1, wait=30, claim_id="c"))
+    await until(lambda: nodes[1].claims_waiting == 1)
+    while await nodes[0].operations.drain("w", by=None) is None:  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(0.05)
+    assert (await waiting).draining
+    (worker,) = await nodes[2].fleet.workers()
+    assert worker.draining_since is not None
+
+
 async def test_nodes_that_purge_at_once_remove_each_task_once_and_leave_leases_alone(nodes: list[Engine]) -> None:
     count = 1500
     await nodes[0].schedule([NewTask(kind="old", id=f"o{n}") for n in range(count)])

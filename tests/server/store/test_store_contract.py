@@ -13,6 +13,7 @@ from leasekit.server.store import (
     ClaimMemory,
     Content,
     Dedupe,
+    DrainRow,
     Ending,
     Entity,
     Filter,
@@ -689,6 +690,27 @@ def test_what_code_declared_is_kept_and_noted_again_without_a_change_of_the_kind
         with store.view() as view:
             assert view.kinds() == [noted]
     assert noted.declaration == KindDeclaration(b"1", "x y", 9.0)
+
+
+def test_drains_are_counted_as_changes_and_undone_with_their_transaction(store: Store) -> None:
+    rows = [DrainRow("a", 1.0, None), DrainRow("b", 2.0, "é")]
+    with store.transaction() as tx:
+        before = tx.last_kind_change()
+        tx.set_drain(rows[0]._replace(at=0.5, by="x"))
+    for row in reversed(rows):
+        with store.transaction() as tx:
+            tx.set_drain(row)
+    with suppress(ZeroDivisionError), store.transaction() as tx:
+        tx.remove_drain("a")
+        raise ZeroDivisionError
+    with store.view() as view:
+        assert view.drains() == rows
+    with store.transaction() as tx:
+        tx.remove_drain("a")
+        tx.remove_drain("unknown")
+    with store.transaction() as tx:
+        assert tx.drains() == rows[1:]
+        assert tx.last_kind_change() > before
 
 
 def test_gates_are_counted_as_changes_and_undone_with_their_transaction(store: Store) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from leasekit.server.store import (
     NOT_DECLARED,
     AuditRow,
+    DrainRow,
     GateRow,
     KindDeclaration,
     KindRow,
@@ -51,6 +52,14 @@ class MemoryRules(Changes):
     def remove_gate(self, scope: str, name: str) -> None:
         self._count_change()
         self._drop(self._tables.gates, (scope, name))
+
+    def set_drain(self, row: DrainRow) -> None:
+        self._count_change()
+        self._put(self._tables.drains, row.worker, row)
+
+    def remove_drain(self, worker: str) -> None:
+        self._count_change()
+        self._drop(self._tables.drains, worker)
 
     def add_minutes(self, rows: Sequence[MinuteRow]) -> None:
         for row in rows:

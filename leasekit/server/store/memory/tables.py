@@ -13,6 +13,7 @@ from leasekit.server.store import (
     ClaimMemory,
     Deadline,
     Dedupe,
+    DrainRow,
     Entity,
     GateRow,
     KindRow,
@@ -55,6 +56,7 @@ class Tables:
         self.anchors: dict[None, Anchor] = {}  # at most one
         self.kinds: dict[str, KindRow] = {}
         self.gates: dict[tuple[str, str], GateRow] = {}
+        self.drains: dict[str, DrainRow] = {}
         self.parked: dict[int, tuple[float, str]] = {}  # when a task was due, and its collection
         self.buckets: dict[tuple[str, str], float] = {}
         self.periodics: dict[str, PeriodicRow] = {}
@@ -70,7 +72,7 @@ class Tables:
         self.deadlines: dict[int, Deadline] = {}
         self.tags: dict[int, list[str]] = {}
         self.tagged: dict[str, dict[int, None]] = {}  # the tasks with each tag, the oldest first
-        self.changes: dict[None, int] = {None: 0}  # the number of the last change of a kind or gate
+        self.changes: dict[None, int] = {None: 0}  # the number of the last change of a kind, gate or drain
 
     def remove(self, row: Trigger) -> None:
         """Delete a task with all its rows, if `row` is still its state."""

@@ -14,6 +14,7 @@ from leasekit.server.store import (
     Checkpoint,
     Deadline,
     Dedupe,
+    DrainRow,
     Ending,
     Entity,
     Filter,
@@ -216,6 +217,9 @@ class MemoryView(View):
 
     def gates(self) -> list[GateRow]:
         return sorted(self._tables.gates.values(), key=lambda row: row[:2])
+
+    def drains(self) -> list[DrainRow]:
+        return [row for _, row in sorted(self._tables.drains.items())]
 
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return {seq: due_at for seq, (due_at, _) in chosen(self._tables.parked, seqs).items()}

@@ -412,11 +412,11 @@ class PostgresTx(SqlTx, PostgresView):
 
     def begin_change(self) -> None:
         if self._reading.kind_change is None:
-            what = "kinds, gates, chains, access tokens and tasks after others"
+            what = "kinds, gates, drains, chains, access tokens and tasks after others"
             raise Refused(f"the tables of the database have no room for {what}: run `leasekit migrate`")
         if self.execute(_BE_THE_CHANGER) != [(True,)]:
             # The repeat waits until the other node's change has ended.
-            raise Contended("another node changes kinds, gates or access tokens")
+            raise Contended("another node changes kinds, gates, drains or access tokens")
         self.execute(_BE_ALONE)
 
     def begin_starts(self, kinds: Collection[str]) -> Collection[str]:

@@ -7,6 +7,7 @@ from leasekit.errors import Refused
 from leasekit.server.store import (
     AuditRow,
     Deadline,
+    DrainRow,
     Filter,
     GateRow,
     KindRow,
@@ -44,6 +45,9 @@ class PostgresView(SqlView):
 
     def gates(self) -> list[GateRow]:
         return super().gates() if self._has_kinds() else []
+
+    def drains(self) -> list[DrainRow]:
+        return super().drains() if self._has_kinds() else []
 
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return super().parked_tasks(seqs) if self._has_kinds() else {}

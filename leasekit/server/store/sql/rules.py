@@ -1,4 +1,4 @@
-"""Kinds, gates, access tokens, the audit log and the minutes of the history, in an SQL database."""
+"""Kinds, gates, drains, access tokens, the audit log and the minutes of the history, in an SQL database."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,6 +8,7 @@ from sqlalchemy import bindparam, select
 from leasekit.server.store import (
     NOT_DECLARED,
     AuditRow,
+    DrainRow,
     GateRow,
     KindDeclaration,
     KindRow,
@@ -16,7 +17,7 @@ from leasekit.server.store import (
     TokenRow,
     damage,
 )
-from leasekit.server.store.schema import access_token, audit, console_session, gate, kind, minute, parked, store
+from leasekit.server.store.schema import access_token, audit, console_session, drain, gate, kind, minute, parked, store
 from leasekit.server.store.sql.session import Reads, Writes
 from leasekit.server.store.sql.statements import MOST, Insert, Statement, Update, is_one_of
 
@@ -37,6 +38,9 @@ DROP_GATE = Statement(
         gate.c.scope == bindparam("of_scope", type_=sa.Text), gate.c.name == bindparam("of_name", type_=sa.Text)
     )
 )
+DRAINS = Statement(select(drain).order_by(drain.c.worker))
+ADD_DRAIN = Insert(drain)
+DROP_DRAIN = Statement(sa.delete(drain).where(drain.c.worker == bindparam("of_worker", type_=sa.Text)))
 PARKED = Statement(
     select(parked.c.due_at, parked.c.seq)
     .where(parked.c.collection == bindparam("of_collection", type_=sa.Text))
@@ -92,6 +96,9 @@ class RuleView(Reads):
 
     def gates(self) -> list[GateRow]:
         return damage.gates(self._session.rows(GATES))
+
+    def drains(self) -> list[DrainRow]:
+        return damage.drains(self._session.rows(DRAINS))
 
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return dict(self._session.rows(PARKED_TASKS, seqs=seqs))
@@ -152,6 +159,15 @@ class RuleTx(Writes, RuleView):
         self.begin_change()
         self._session.run(COUNT_KIND_CHANGE)
         self._session.run(DROP_GATE, of_scope=scope, of_name=name)
+
+    def set_drain(self, row: DrainRow) -> None:
+        self.remove_drain(row.worker)
+        self._session.insert(ADD_DRAIN, [tuple(row)])
+
+    def remove_drain(self, worker: str) -> None:
+        self.begin_change()
+        self._session.run(COUNT_KIND_CHANGE)
+        self._session.run(DROP_DRAIN, of_worker=worker)
 
     def add_minutes(self, rows: Sequence[MinuteRow]) -> None:
         for at, node in {(row.at, row.node) for row in rows}:

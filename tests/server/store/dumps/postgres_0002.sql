@@ -42,6 +42,11 @@ CREATE TABLE leasekit.dedupe (
     id text NOT NULL COLLATE pg_catalog."C",
     until double precision
 );
+CREATE TABLE leasekit.drain (
+    worker text NOT NULL COLLATE pg_catalog."C",
+    at double precision NOT NULL,
+    by text
+);
 CREATE TABLE leasekit.gate (
     scope text NOT NULL COLLATE pg_catalog."C",
     name text NOT NULL COLLATE pg_catalog."C",
@@ -238,6 +243,7 @@ INSERT INTO leasekit.claim VALUES ('one', 'second', 1795469459.574233, 0.0004394
 INSERT INTO leasekit.claim VALUES ('one', 'third', 1795469459.59019, 0, '\x5b5b352c226465353962613631333130346433393234623365323033316338633633383061225d5d');
 INSERT INTO leasekit.deadline VALUES (4, 60, 4102444860);
 INSERT INTO leasekit.dedupe VALUES ('done', 'key', 'done', NULL);
+INSERT INTO leasekit.drain VALUES ('two', 1795469460, 'one');
 INSERT INTO leasekit.gate VALUES ('kind', 'later', 'pause', NULL, 'not yet', 1795469460, 'one');
 INSERT INTO leasekit.kind VALUES ('waiting', '\x7b227072696f72697479223a302c226d61785f617474656d707473223a337d', 1795469460, 'one', 2, NULL, NULL, NULL);
 INSERT INTO leasekit.kind VALUES ('gone', NULL, 1795469459, NULL, 1, NULL, NULL, NULL);
@@ -333,6 +339,8 @@ ALTER TABLE ONLY leasekit.claim
     ADD CONSTRAINT claim_pkey PRIMARY KEY (worker, claim_id);
 ALTER TABLE ONLY leasekit.dedupe
     ADD CONSTRAINT dedupe_pkey PRIMARY KEY (kind, key);
+ALTER TABLE ONLY leasekit.drain
+    ADD CONSTRAINT drain_pkey PRIMARY KEY (worker);
 ALTER TABLE ONLY leasekit.gate
     ADD CONSTRAINT gate_pkey PRIMARY KEY (scope, name);
 ALTER TABLE ONLY leasekit.kind

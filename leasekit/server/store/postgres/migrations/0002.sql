@@ -1,5 +1,5 @@
 -- The settings of kinds with their limits, gates, the keys of tasks, what tasks wait for, what they came from, and periodic
--- tasks. Each change of a kind or a gate counts up `kind_change`, by which the nodes see that they must read again.
+-- tasks. Each change of a kind, gate or drain counts up `kind_change`, by which the nodes see that they must read again.
 
 ALTER TABLE leasekit.store ADD COLUMN kind_change bigint NOT NULL DEFAULT 0;
 ALTER TABLE leasekit.store ADD COLUMN has_waits boolean NOT NULL DEFAULT false;  -- whether `wait` has ever had a row
@@ -25,6 +25,13 @@ CREATE TABLE leasekit.gate (
     changed_at double precision NOT NULL,
     changed_by text,
     PRIMARY KEY (scope, name)
+);
+
+-- Workers that take no new tasks.
+CREATE TABLE leasekit.drain (
+    worker text COLLATE "C" NOT NULL PRIMARY KEY,
+    at double precision NOT NULL,
+    by text
 );
 
 -- Tasks of closed collections. `next_trigger_at` of such a task is in the year 9999.

@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the tables of kinds, gates, keys, buckets, waits, chains, tags, periodic tasks, access tokens, the audit."""
+    """Add the tables of kinds, gates, drains, keys, buckets, waits, chains, tags, periodic tasks, tokens, the audit."""
     op.add_column("store", sa.Column("kind_change", sa.BigInteger, nullable=False, server_default="0"))
     op.create_table(
         "kind",
@@ -35,6 +35,14 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.Double, nullable=False),
         sa.Column("changed_by", sa.Text),
         sa.PrimaryKeyConstraint("scope", "name"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "drain",
+        sa.Column("worker", sa.Text, nullable=False),
+        sa.Column("at", sa.Double, nullable=False),
+        sa.Column("by", sa.Text),
+        sa.PrimaryKeyConstraint("worker"),
         sqlite_with_rowid=False,
     )
     op.create_table(

@@ -92,7 +92,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     act: str
     """What was done, as in *gate.close* or *tasks.purge*."""
     target: str | None = None
-    """What it was done to: the name of a kind, a collection, a periodic task, or a token; None: tasks."""
+    """What it was done to: the name of a kind, a collection, a worker, a periodic task, or a token; None: tasks."""
     fields: list[str] = []
     """The names of what was given: of settings, or of the filters by which tasks were selected."""
     count: int = 1

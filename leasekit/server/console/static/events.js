@@ -62,7 +62,8 @@ export function followEvents(table) {
 
 const NAMES = [
   "scheduled", "enqueued", "claimed", "started", "settled", "expired", "cancel_requested", "cancelled", "dropped",
-  "rescheduled", "replaced", "redriven", "joined", "left", "kind_changed", "gate_changed", "periodic_changed", "firing",
+  "rescheduled", "replaced", "redriven", "joined", "left", "draining", "undrained", "kind_changed", "gate_changed",
+  "periodic_changed", "firing",
 ];
 
 function rowOf(event) {

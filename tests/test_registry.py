@@ -16,6 +16,7 @@ from leasekit import registry
 from leasekit.backend import Backend
 from leasekit.errors import ConfigError, LeasekitError, MissingDependency, UnknownScheme
 from leasekit.registry import GROUP, open_backend, register, schemes
+from tests.sampling import slow_after
 
 ROOT = Path(__file__).parents[1]
 Install = Callable[..., None]
@@ -163,22 +164,25 @@ def test_a_strangers_backend_whose_library_is_missing_says_which(install: Instal
 
 @pytest.mark.parametrize(
     ("use", "library", "extra"),
-    [
-        ("import leasekit_celery", "celery", "celery"),
-        ("import leasekit_dramatiq", "dramatiq", "dramatiq"),
-        ("import leasekit_sfn", "boto3", "sfn"),
-        ("import leasekit_sqs", "boto3", "sqs"),
-        ("import leasekit_swf", "boto3", "swf"),
-        ("import leasekit.telemetry", "opentelemetry", "otel"),
-        ("leasekit.connect('http://host')", "httpx", "http"),
-        ("leasekit.connect('redis://host')", "redis", "redis"),
-        ("leasekit.connect('sfn://a/b')", "boto3", "sfn"),
-        ("leasekit.connect('sqlite:///tasks.db')", "alembic", "server"),
-        ("leasekit.connect('sqlite:///tasks.db')", "starlette", "server"),
-        ("leasekit.connect('sqlite:///tasks.db')", "sqlalchemy", "server"),
-        ("leasekit.connect('sqs://q?region=r')", "boto3", "sqs"),
-        ("leasekit.connect('swf://a/b')", "boto3", "swf"),
-    ],
+    slow_after(
+        5,
+        [
+            ("import leasekit_celery", "celery", "celery"),
+            ("import leasekit.telemetry", "opentelemetry", "otel"),
+            ("leasekit.connect('redis://host')", "redis", "redis"),
+            ("leasekit.connect('sqlite:///tasks.db')", "sqlalchemy", "server"),
+            ("leasekit.connect('sqs://q?region=r')", "boto3", "sqs"),
+            ("import leasekit_dramatiq", "dramatiq", "dramatiq"),
+            ("import leasekit_sfn", "boto3", "sfn"),
+            ("import leasekit_sqs", "boto3", "sqs"),
+            ("import leasekit_swf", "boto3", "swf"),
+            ("leasekit.connect('http://host')", "httpx", "http"),
+            ("leasekit.connect('sfn://a/b')", "boto3", "sfn"),
+            ("leasekit.connect('sqlite:///tasks.db')", "alembic", "server"),
+            ("leasekit.connect('sqlite:///tasks.db')", "starlette", "server"),
+            ("leasekit.connect('swf://a/b')", "boto3", "swf"),
+        ],
+    ),
 )
 def test_without_a_library_the_extra_that_installs_it_is_named(use: str, library: str, extra: str) -> None:
     program = f"""\

@@ -24,6 +24,7 @@ from leasekit.sqlite import Relay
 from leasekit.testing import faults
 from leasekit.testing.faults import Call, Fault, Faulty
 from leasekit.tokens import Scope, new_secret
+from tests.sampling import slow_after
 from tests.server.http.conftest import run
 from tests.waiting import eventually
 
@@ -149,7 +150,7 @@ with leasekit.connect(url) as client:
     relay.deliver()
     die_at("all is done")
 """
-STEPS = ["before the call", "after the answer", "BEGIN", "DELETE", "UPDATE", "COMMIT", "all is done"]
+STEPS = slow_after(3, ["after the answer", "DELETE", "COMMIT", "before the call", "BEGIN", "UPDATE", "all is done"])
 
 
 @pytest.mark.parametrize("step", STEPS)

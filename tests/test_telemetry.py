@@ -36,6 +36,7 @@ from leasekit.server.store.urls import open_store
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
+from tests.sampling import slow_after
 from tests.waiting import eventually
 
 PATIENCE = 30.0
@@ -145,7 +146,7 @@ def run_one(client: Client, kind: str = "k") -> leasekit.Task:
 # One trace ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", ["thread", "async", "lease"])
+@pytest.mark.parametrize("style", slow_after(1, ["thread", "async", "lease"]))
 def test_one_trace_goes_from_schedule_through_the_server_and_the_worker_to_settle(
     server: str, recorder: Recorder, style: str
 ) -> None:

@@ -69,9 +69,9 @@ def _a8_rescheduled(lives: Lives) -> Iterator[Violation]:
 
 
 def _ran_between(life: Life, since: float, until: float) -> bool:
-    """Whether another wait of the task began in between, at the end of a run, a late result too, or by a redrive."""
-    ends = (end.at for lease in life.leases.values() for end in lease.closed)
-    return any(since < at <= until for at in (*ends, *(redrive.at for redrive in life.redriven)))
+    """Whether another wait of the task began in between: after a run, by a redrive or by a debounced submission."""
+    ends = (end for lease in life.leases.values() for end in lease.closed)  # of a late result too
+    return any(since < event.at <= until for event in (*ends, *life.redriven, *life.replaced))
 
 
 _FIRING = re.compile(r"(.+)@(\d{4}-\d\d-\d\dT[\d:.]+Z)")

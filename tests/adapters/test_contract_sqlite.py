@@ -52,6 +52,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owner]:
             yield owner
 
 
+@pytest.mark.slow
 class TestJoined(DeadLettersContract):
     @pytest.fixture
     async def backend(self, owner: Owner) -> AsyncIterator[Backend]:

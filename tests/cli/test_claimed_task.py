@@ -97,12 +97,14 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
     assert re.fullmatch(r"leasekit work: .*\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_a_supervisor_passes_on_what_its_worker_says_of_wrong_usage(home: Path) -> None:
     done = work(home, "app:absent")
     assert done.returncode == 2
     assert re.fullmatch(r"leasekit work: there is no 'absent' in 'app'\n", done.stderr)
 
 
+@pytest.mark.slow
 def test_what_the_module_itself_lacks_is_shown_with_its_traceback(home: Path) -> None:
     done = work(home, "broken:worker")
     assert done.returncode == 1
@@ -148,6 +150,7 @@ def test_results_are_kept_in_the_users_state_unless_told_otherwise(home: Path) -
     assert done.stdout == "{} None here\n"
 
 
+@pytest.mark.slow
 def test_without_a_place_for_it_results_are_kept_in_memory_only(home: Path) -> None:
     (home / "file").touch()
     done = work(home, "app:names.spy", XDG_STATE_HOME=str(home / "file"))
@@ -218,6 +221,7 @@ def test_a_log_of_json_has_the_fields_of_a_task(home: Path) -> None:
     assert "token" not in "".join(lines)
 
 
+@pytest.mark.slow
 def test_handlers_in_processes_log_in_the_same_form(home: Path) -> None:
     (home / "app.py").write_text(
         """
@@ -239,6 +243,7 @@ def k(payload):
     assert (line["level"], line["logger"]) == ("WARNING", "mine")
 
 
+@pytest.mark.slow
 def test_a_log_level_leaves_out_what_is_below(home: Path) -> None:
     url = f"sqlite:///{home / 'tasks.db'}"
     with leasekit.connect(url) as client:

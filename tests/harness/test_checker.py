@@ -810,6 +810,15 @@ def test_a7_a_task_that_does_not_wait_for_another_is_found_out(history: list[Eve
     assert found(sort(history)) & {"A7"} == broken
 
 
+def replaced(at: float, payload: str, *, put_off: float = 10.0) -> list[Event]:
+    """The answer to a submission of `b`, which has replaced the task."""
+    return [
+        Asked(at=at, who="s", task="b", kind="k", dedupe_key="d", debounce=30.0, payload=payload),
+        Replaced(at=at + 0.1, who="store", task="a", payload=payload, due_by_store=50.0, put_off=put_off),
+        Acknowledged(at=at + 0.2, who="s", asked="b", task="a", created=False, replaced=True),
+    ]
+
+
 def rescheduled(at: float, due: float) -> list[Event]:
     asks = RescheduleAsked(at=at, who="s", task="a")
     return [asks, RescheduleAnswered(at=at + 0.1, who="s", task="a", asked_at=at, due_by_store=due)]
@@ -821,6 +830,8 @@ def rescheduled(at: float, due: float) -> list[Event]:
         ([*rescheduled(5.0, 100.0), issued(2, 101.0, by_store=101.0)], set()),
         ([*rescheduled(5.0, 100.0), issued(2, 99.0, by_store=99.0)], {"A8"}),
         ([*rescheduled(5.0, 100.0), *rescheduled(6.0, 50.0), issued(3, 51.0, by_store=51.0)], set()),
+        ([*rescheduled(5.0, 100.0), *replaced(6.0, "new"), issued(2, 51.0, by_store=51.0)], set()),
+        ([*replaced(4.0, "new"), *rescheduled(5.0, 100.0), issued(2, 51.0, by_store=51.0)], {"A8"}),
         ([issued(1, 5.05, by_store=5.05), *rescheduled(5.0, 100.0)], set()),  # it was granted before the answer
     ],
 )
@@ -870,15 +881,6 @@ def test_a12_a_bulk_act_that_changes_too_little_or_too_much_is_found_out(
     history: list[Event], broken: set[str]
 ) -> None:
     assert found(sort([*asked(), *history])) & {"A12"} == broken
-
-
-def replaced(at: float, payload: str, *, put_off: float = 10.0) -> list[Event]:
-    """The answer to a submission of `b`, which has replaced the task."""
-    return [
-        Asked(at=at, who="s", task="b", kind="k", dedupe_key="d", debounce=30.0, payload=payload),
-        Replaced(at=at + 0.1, who="store", task="a", payload=payload, due_by_store=50.0, put_off=put_off),
-        Acknowledged(at=at + 0.2, who="s", asked="b", task="a", created=False, replaced=True),
-    ]
 
 
 def run_with(payload: str, at: float = 60.0) -> list[Event]:

@@ -88,6 +88,7 @@ class TestOnSqlite(Contract):
         return f"sqlite:///{tmp_path}/tasks.db"
 
 
+@pytest.mark.slow
 class TestInMemory(Contract):
     def url(self, tmp_path: Path) -> str:
         return "memory:"

@@ -141,6 +141,7 @@ async def test_a_dead_task_is_handed_out_though_no_process_has_the_file_open_for
                 break
 
 
+@pytest.mark.slow
 def test_an_owner_that_leaves_hands_the_store_over(start: Start, url: str) -> None:
     owner = start(HOLD)
     assert told(owner).readline() == "open\n"
@@ -246,6 +247,7 @@ def test_a_process_that_looked_for_a_server_as_it_forked_keeps_none_from_the_sto
     assert shared
 
 
+@pytest.mark.slow
 def test_a_second_server_is_refused(url: str) -> None:
     with serving(url) as server:
         refused = subprocess.run([*SERVE, url], capture_output=True, text=True, timeout=60, check=False)
@@ -469,6 +471,7 @@ threading.Thread(target=go_on).start()
 """
 
 
+@pytest.mark.slow
 def test_an_owner_whose_main_thread_has_ended_serves_reads_and_long_bodies(start: Start) -> None:
     owner = start(MAIN_THREAD_ENDS)
     assert told(owner).readline() == "main thread ended\n"

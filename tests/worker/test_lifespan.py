@@ -272,7 +272,7 @@ worker.run()
 
 @pytest.mark.parametrize(
     ("prefix", "where"),
-    slow_after(2, [("", "start-up"), ("async ", "shutdown"), ("", "shutdown"), ("async ", "start-up")]),
+    slow_after(1, [("", "start-up"), ("async ", "shutdown"), ("", "shutdown"), ("async ", "start-up")]),
 )
 def test_one_that_hangs_does_not_outlast_the_drain(tmp_path: Path, prefix: str, where: str) -> None:
     program = tmp_path / "program.py"

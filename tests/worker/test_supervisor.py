@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pytest
 
+from tests.sampling import slow_after
 from tests.waiting import eventually
 
 SUPERVISOR = """
@@ -176,8 +177,11 @@ HANGS = {
 }
 
 
+ENDS = {"drain": ("0.1", 1), "second signal": ("float('inf')", 2)}
+
+
 @pytest.mark.parametrize("hang", HANGS.values(), ids=HANGS)
-@pytest.mark.parametrize(("timeout", "signals"), [("0.1", 1), ("float('inf')", 2)], ids=["drain", "second signal"])
+@pytest.mark.parametrize(("timeout", "signals"), slow_after(1, ENDS.values()), ids=ENDS)
 def test_a_worker_that_hangs_after_a_signal_is_killed(run: Run, hang: str, timeout: str, signals: int) -> None:
     done = run(
         f"""

@@ -554,6 +554,7 @@ def test_a_task_whose_process_was_ended_runs_again_if_celery_does_not_acknowledg
         ("retried_early", "SIGKILL"), ("retried_early", "SIGTERM"), ("retried_early", "sys.exit"),
     )),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_a_killed_attempt_whose_retry_celery_has_sent_does_not_run_again(
     shop: Shops, workers: Workers, tmp_path: Path, how: str, name: str
 ) -> None:

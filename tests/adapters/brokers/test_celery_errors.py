@@ -445,6 +445,7 @@ BEFORE_THE_BODY = [
 
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore:coroutine:RuntimeWarning")
+@pytest.mark.slow
 def test_a_soft_time_limit_anywhere_before_the_body_leaves_no_lease(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:

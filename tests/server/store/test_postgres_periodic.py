@@ -116,7 +116,7 @@ class Death:
 DEATHS = [(False, "queue"), (True, "skip"), (False, "replace"), (True, "queue"), (False, "skip"), (True, "replace")]
 
 
-@pytest.mark.parametrize(("is_run", "overlap"), slow_after(3, DEATHS))
+@pytest.mark.parametrize(("is_run", "overlap"), slow_after(2, DEATHS))
 async def test_whichever_statement_a_node_dies_at_another_makes_the_firing_once(
     nodes: list[Engine], clock: Hand, overlap: Overlap, is_run: bool
 ) -> None:

@@ -56,6 +56,11 @@ class Access(Struct, frozen=True, kw_only=True, gc=False):
     """The SHA-256 of the secret that the caller has shown: what began with it ends with it, also if its token stays."""
 
     @property
+    def caller(self) -> str:
+        """Return by whom what callers share is counted: the id of the token, or "" for all that need none."""
+        return self.token_id or ""
+
+    @property
     def has_all_kinds(self) -> bool:
         """Return whether kinds need no check."""
         return self.kinds.has_all

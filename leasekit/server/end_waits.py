@@ -19,6 +19,7 @@ from itertools import islice
 
 from leasekit.errors import BackendError, Throttled
 from leasekit.server.commit import resolve
+from leasekit.server.fair_bound import FairBound
 from leasekit.task import TaskInfo
 
 logger = logging.getLogger("leasekit.server")
@@ -54,7 +55,7 @@ class EndWaits:
         self._look = look
         self._read = read
         self._tell = tell
-        self._count = 0
+        self._waiting = FairBound()  # the tasks that requests wait for, each counted for each request
         self._awaited: dict[str, _Awaited] = {}
         self._new: set[str] = set()  # tasks that were not looked at since a request began to wait for them
         self._has_new = asyncio.Event()
@@ -64,28 +65,28 @@ class EndWaits:
         self._has_ended = False
 
     def __len__(self) -> int:
-        return self._count
+        return self._waiting.total
 
-    async def get(self, task_id: str, seconds: float) -> TaskInfo | None:
+    async def get(self, task_id: str, seconds: float, *, caller: str = "") -> TaskInfo | None:
         """Return a task once it has ended, or as it is after `seconds`; None if there is no such task.
 
-        Raises `Throttled` if too many requests wait already.
+        Raises `Throttled` if too many requests wait already, also of this caller.
         """
         time = asyncio.get_running_loop().time
         until = time() + seconds
         while True:
-            await self._wait([task_id], until)
+            await self._wait([task_id], until, caller)
             info = await self._read_soon(task_id)
             # A dead task that was redriven meanwhile has not ended: the wait goes on.
             if info is None or info.status.ended or self._has_ended or time() >= until:
                 return info
 
-    async def ended_of(self, ids: Sequence[str], seconds: float) -> list[str]:
+    async def ended_of(self, ids: Sequence[str], seconds: float, *, caller: str = "") -> list[str]:
         """Return those of these tasks that have ended or are unknown, once there is one, or after `seconds`."""
         until = asyncio.get_running_loop().time() + seconds
         found = list(await self._look(ids))
         if not found and seconds > 0 and not self._has_ended:
-            await self._wait(ids, until)
+            await self._wait(ids, until, caller)
             found = list(await self._look(ids))
         return found
 
@@ -111,17 +112,17 @@ class EndWaits:
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
-    async def _wait(self, ids: Sequence[str], until: float) -> None:
+    async def _wait(self, ids: Sequence[str], until: float, caller: str) -> None:
         """Wait until one of these tasks has perhaps ended."""
         if self._has_ended:
             return
-        if self._count >= _MOST:
+        if self._waiting.is_reached(caller, _MOST):
             raise Throttled(
                 f"requests wait for the ends of {_MOST:,} tasks already: ask without `wait`, or try again later",
                 retry_after=_PAUSE,
             )
         ids = list(dict.fromkeys(ids))
-        self._count += len(ids)
+        self._waiting.add(caller, len(ids))
         wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entered = self._enter(ids, wait, until)
         try:
@@ -129,7 +130,7 @@ class EndWaits:
                 async with asyncio.timeout_at(until):
                     await wait
         finally:
-            self._count -= len(ids)
+            self._waiting.add(caller, -len(ids))
             for task_id, awaited in entered.items():
                 awaited.waits.discard(wait)
                 if not awaited.waits and self._awaited.get(task_id) is awaited:

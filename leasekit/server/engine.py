@@ -136,7 +136,7 @@ class Engine:
             self._readers.ended_of, self._readers.tasks, tell=lambda ids: self._tell_others(awaited=ids)
         )
         self.feed = Feed(pass_on=lambda events: self._tell_others(events=events))
-        self.check_room: Callable[[], None] = lambda: None
+        self.check_room: Callable[[str], None] = lambda claim_id: None
         """Called before tasks are granted; raises `Throttled` if there is no room for an answer."""
         self.room = StoreRoom(store)
         self.commit = self._make_writer(writer)
@@ -486,7 +486,7 @@ class Engine:
     def _attempt(self, request: claims.WaitingClaim, done: Done) -> None:
         """Queue a claim for the writer, which tries it once and calls `done`. Raises `Throttled`."""
         if request.limit:
-            self.check_room()
+            self.check_room(request.claim_id)
         self.commit.submit(CLAIM, request, size=1 + len(request.kinds) // KINDS_OF_A_TASK, done=done)
 
 

@@ -18,6 +18,7 @@ from itertools import islice
 from leasekit.errors import Throttled
 from leasekit.server.clock import Clock
 from leasekit.server.commit import Done, resolve
+from leasekit.server.fair_bound import FairBound, caller_of
 from leasekit.server.roles.claims import Answer, WaitingClaim
 from leasekit.server.store.routes import NO_LABELS, fits, kind_of
 from leasekit.server.unit_of_work import NewlyDue
@@ -57,6 +58,7 @@ class LongPolls:
         self._clock = clock
         self._count = 0
         self._polls: dict[tuple[str, str], _Poll] = {}
+        self._of_callers = FairBound()  # their number
         # kind → labels of workers → claims, in order of arrival
         self._parked: dict[str, dict[frozenset[str], list[_Poll]]] = {}
         self._due: dict[str, float] = {}  # kind or route → when its next task is due, as far as is known
@@ -166,12 +168,13 @@ class LongPolls:
             self._give_up(poll)
 
     def _begin(self, request: WaitingClaim, wait: float) -> _Poll:
-        if wait > 0 and len(self._polls) >= _MOST:
+        if wait > 0 and self._of_callers.is_reached(caller_of(request.claim_id), _MOST):
             raise Throttled(f"{_MOST} claims wait already", retry_after=_PAUSE)
         loop = asyncio.get_running_loop()
         poll = _Poll(request, loop.create_future(), has_time=wait > 0)
         self._attempt(request, lambda answer: self._after_attempt(poll, answer))
         self._polls[poll.key] = poll
+        self._of_callers.add(caller_of(request.claim_id), 1)
         if poll.has_time:
             poll.timeout = loop.call_later(wait, self._time_is_up, poll)
         return poll
@@ -224,6 +227,7 @@ class LongPolls:
         self._unpark(poll)
         if self._polls.get(poll.key) is poll:
             del self._polls[poll.key]
+            self._of_callers.add(caller_of(poll.claim.claim_id), -1)
         if poll.timeout is not None:
             poll.timeout.cancel()
         resolve(poll.answer, result)

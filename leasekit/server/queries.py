@@ -51,21 +51,21 @@ class Queries:
         self._fleet = fleet
         self._recorder = recorder
 
-    async def get(self, task_id: str, *, wait: float = 0) -> TaskInfo | None:
+    async def get(self, task_id: str, *, wait: float = 0, caller: str = "") -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id.
 
         With `wait`, return once the task has ended, or after so many seconds (60 at most).
         """
         if wait > 0:
-            return await self._end_waits.get(task_id, min(wait, MAX_WAIT))
+            return await self._end_waits.get(task_id, min(wait, MAX_WAIT), caller=caller)
         return (await self._readers.tasks([task_id])).get(task_id)
 
-    async def ended(self, ids: Sequence[str], *, wait: float = 0) -> Ended:
+    async def ended(self, ids: Sequence[str], *, wait: float = 0, caller: str = "") -> Ended:
         """Return those of these tasks that have ended, once one has, or after `wait` seconds (60 at most).
 
         Users' JSON values are `Raw`. Of many large tasks, some are left to the next call.
         """
-        over = await self._end_waits.ended_of(ids, min(wait, MAX_WAIT))
+        over = await self._end_waits.ended_of(ids, min(wait, MAX_WAIT), caller=caller)
         tasks: list[TaskInfo] = []
         unknown: list[str] = []
         for start in range(0, len(over), _ENDED_TOGETHER):

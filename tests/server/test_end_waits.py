@@ -345,6 +345,20 @@ async def test_large_results_come_in_several_answers(bench: Bench, monkeypatch: 
     assert answers == [2, 2, 1]
 
 
+async def test_the_waits_of_one_token_keep_no_other_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_waits, "_MOST", 3)
+    await bench.put(*"abc")
+    ask = bench.engine.queries
+    first = asyncio.create_task(ask.ended([*"abc"], wait=60, caller="first"))
+    await until(lambda: bench.engine.ends_awaited == 3)
+    with pytest.raises(Throttled):
+        await ask.get("a", wait=60, caller="first")
+    other = asyncio.create_task(ask.get("a", wait=60, caller="other"))
+    await until(lambda: bench.engine.ends_awaited == 4)
+    bench.engine.end_waits()
+    await asyncio.gather(first, other)
+
+
 async def test_the_tasks_of_all_requests_together_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_waits, "_MOST", 3)
     await bench.put(*"abc")

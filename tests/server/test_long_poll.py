@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from leasekit.errors import Throttled, Unavailable
+from leasekit.server import long_poll
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import Done
 from leasekit.server.long_poll import LongPolls
@@ -65,6 +66,20 @@ async def bench() -> AsyncIterator[Bench]:
     bench = Bench()
     yield bench
     bench.waiting.close()
+
+
+async def test_the_claims_of_one_token_keep_no_other_from_waiting(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_poll, "_MOST", 1)
+    bench.parked("first/1", "k")
+    await until(lambda: bench.answer(Answer()) == ["first/1"])
+    refused = bench.parked("first/2", "k")
+    await until(refused.done)
+    with pytest.raises(Throttled, match="wait already"):
+        refused.result()
+    bench.parked("other/1", "k")
+    await until(lambda: bench.answer(Answer()) == ["other/1"])
 
 
 async def test_the_turn_of_a_claim_that_failed_goes_to_another_of_its_kinds_with_the_next_look(bench: Bench) -> None:

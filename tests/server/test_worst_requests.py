@@ -15,6 +15,7 @@ import anyio
 import msgspec
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from leasekit._lifecycle import validation
 from leasekit.errors import Refused
@@ -28,7 +29,7 @@ from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Task
+from leasekit.task import NewTask, Task, TaskInfo
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -465,6 +466,38 @@ async def test_an_answer_whose_client_has_gone_takes_up_nothing(bench: Bench) ->
     poll.cancel()
     await asyncio.wait([poll])
     assert connections.sending.size == 0
+
+
+async def test_big_answers_that_one_token_does_not_read_hold_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "_OF_TASKS", 1)
+    big, null = Raw(b'"%b"' % (b"x" * BIG)), Raw(b"null")
+    values = {"payload": big, "progress": null, "result": null, "error": null}
+    facts = {"id": "a", "kind": "k", "status": "success", "priority": 2, "attempt": 1, "crashes": 0, "fence": 1}
+    info = replace(msgspec.convert({**facts, "at": "2026-01-01T00:00:00Z"}, TaskInfo), **values)
+    room, has_begun, may_go = Sending(), asyncio.Event(), asyncio.Event()
+
+    async def unread(message: Any) -> None:
+        has_begun.set()
+        await may_go.wait()
+
+    async def received() -> Any:
+        await may_go.wait()
+
+    async def answer(caller: str, send: Callable[[Any], Any]) -> None:
+        await room.of_task(info, caller)({}, received, send)
+
+    waiting = [asyncio.create_task(answer("slow", unread)) for _ in range(2)]
+    await has_begun.wait()
+    read: list[Any] = []
+
+    async def send(message: Any) -> None:
+        read.append(message)
+
+    other = asyncio.create_task(answer("other", send))
+    await until(other.done)
+    assert len(read) > 1
+    may_go.set()
+    await asyncio.gather(*waiting)
 
 
 # What is refused before it is decoded

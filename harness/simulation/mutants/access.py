@@ -94,7 +94,7 @@ server.http.routes:purge
 tests/server/http/test_http_access.py::test_a_purge_of_foreign_ids_alone_purges_nothing_else[sqlite]
 
 successors-unjudged: A result schedules successors that its token may not submit.
-server.http.routes:_check_successors
+server.http.needs:check_successors
 - "submit" not in access.scopes or not access.kinds.match(kind)
 + False
 tests/server/http/test_http_access.py::test_a_result_schedules_only_what_its_token_may_submit[sqlite]
@@ -104,6 +104,60 @@ server.http.routes:claim
 - body.claim_id if by is None else f"{by}/{body.claim_id}"
 + body.claim_id
 tests/server/http/test_http_access.py::test_a_repeated_claim_has_tasks_only_for_the_token_that_made_it[sqlite]
+
+shares-ignored: One token takes up what requests of all tokens have together.
+server.fair_bound:FairBound.is_reached
+- return self._of[caller] * callers >= most
++ return True
+tests/server/http/test_http_access.py::test_answers_that_one_token_does_not_read_hold_up_no_other[sqlite]
+
+readers-of-nobody: Readers of events are counted for all tokens together.
+server.http.events:Feed._reading
+- self._of_callers.add(caller, 1)
++ self._of_callers.add("", 1)
+tests/server/http/test_events.py::test_the_readers_of_one_token_keep_no_other_out
+
+waits-of-nobody: Waits for ends are counted for all tokens together.
+server.end_waits:EndWaits._wait
+- self._waiting.add(caller, len(ids))
++ self._waiting.add("", len(ids))
+tests/server/test_end_waits.py::test_the_waits_of_one_token_keep_no_other_out[sqlite]
+
+claims-of-nobody: Claims that wait are counted for all tokens together.
+server.long_poll:LongPolls._begin
+- self._of_callers.add(caller_of(request.claim_id), 1)
++ self._of_callers.add("", 1)
+tests/server/test_long_poll.py::test_the_claims_of_one_token_keep_no_other_from_waiting
+
+big-answers-of-all: Big answers about tasks wait for those of other tokens.
+server.http.sending:Sending.of_task
+- self._turns.setdefault(caller, asyncio.Semaphore(_OF_TASKS))
++ self._turns.setdefault("", asyncio.Semaphore(_OF_TASKS))
+tests/server/test_worst_requests.py::test_big_answers_that_one_token_does_not_read_hold_up_no_other
+
+another-after-the-wait: A request that waited for a task shows a foreign one that has its id by then.
+server.http.routes:get_task
+- info is None or not request.access.kinds.match(info.kind)
++ info is None
+tests/server/http/test_http_access.py::test_a_task_that_became_a_foreign_one_while_a_request_waited_is_not_shown[sqlite]
+
+ended-after-the-wait: A request that waited for tasks shows foreign ones that have their ids by then.
+server.http.routes:_without_others
+- not match(task.kind)
++ False
+tests/server/http/test_http_access.py::test_a_task_that_became_a_foreign_one_while_a_request_waited_is_not_shown[sqlite]
+
+payloads-logged: The log has the payload of a periodic task that an operator sets.
+server.roles.periodic:described
+- replace(task, payload=size)
++ task
+tests/server/roles/test_periodic.py::test_the_log_says_what_was_set_without_the_payload[sqlite]
+
+names-alike: The name of a token may end with a space, and look like that of another.
+server.roles.tokens:_check_order
+- order.name != order.name.strip()
++ False
+tests/server/http/test_http_access.py::test_a_name_that_means_something_else_is_refused[sqlite- admin]
 
 streams-for-ever: A stream of events goes on when its token is revoked.
 server.http.routes:events

@@ -14,11 +14,13 @@ import asyncio
 import functools
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
 from leasekit.errors import Throttled
+from leasekit.server.fair_bound import FairBound
 from leasekit.server.unit_of_work import TaskEvent
 
 _SIZE = 10_000  # events that a reader may be behind, or miss while it reconnects
@@ -78,6 +80,7 @@ class Feed:
         self._first = 1  # the oldest number in the ring
         self._next = 1  # the number of the next event
         self._readers: set[asyncio.Event] = set()
+        self._of_callers = FairBound()  # the number of readers
         self._closed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -139,21 +142,23 @@ class Feed:
         after: str | None = None,
         most: int | None = None,
         of: Callable[[str | None], bool] | None = None,
+        caller: str = "",
     ) -> AsyncGenerator[bytes]:
         """Stream the events from now on, or after the event with the id `after`, as `text/event-stream`.
 
         `kind`, `task` and `chain` are filters; `of` says which kinds may be seen (None: what concerns no kind). With
         `most`, the stream is a sample: of what happens in half a second, the latest `most` events, after a
-        `skipped` with the number of the others. Raises `Throttled` if there are too many readers already.
+        `skipped` with the number of the others. Raises `Throttled` if there are too many readers already, also of this
+        caller.
         """
-        if len(self._readers) >= _READERS:
+        if self._of_callers.is_reached(caller, _READERS):
             raise Throttled(f"{_READERS} readers follow events already: close one, or try again later", retry_after=5.0)
         self.wanted_here = True
         self._quiet_since = self._now()  # this reader counts once its stream begins: nothing is forgotten until then
         at = self._next if after is None else self._place(after)
         has_filter = any(it is not None for it in (kind, task, chain, of))
         matches = functools.partial(_matches, kind, task, chain, of) if has_filter else None
-        return self._stream(matches, at) if most is None else self._sampled(matches, at, most)
+        return self._stream(matches, at, caller) if most is None else self._sampled(matches, at, most, caller)
 
     def _place(self, after: str) -> int:
         """Return the number after this id; 0 if the id is unknown, or events after it may have been lost."""
@@ -163,10 +168,21 @@ class Feed:
         at = int(number) + 1
         return at if self._first <= at <= self._next else 0
 
-    async def _stream(self, matches: _Matches | None, at: int) -> AsyncGenerator[bytes]:
+    @contextmanager
+    def _reading(self, caller: str) -> Generator[asyncio.Event]:
+        """Count a reader; the event wakes it."""
         wake = asyncio.Event()
         self._readers.add(wake)
+        self._of_callers.add(caller, 1)
         try:
+            yield wake
+        finally:
+            self._readers.discard(wake)
+            self._of_callers.add(caller, -1)
+            self._quiet_since = self._now()
+
+    async def _stream(self, matches: _Matches | None, at: int, caller: str) -> AsyncGenerator[bytes]:
+        with self._reading(caller) as wake:
             yield _HELLO
             if at == 0:
                 at = self._first
@@ -182,14 +198,9 @@ class Feed:
                 elif until == self._next and not await self._woken_in_time(wake):
                     yield _COMMENT
                 at = until
-        finally:
-            self._readers.discard(wake)
-            self._quiet_since = self._now()
 
-    async def _sampled(self, matches: _Matches | None, at: int, most: int) -> AsyncGenerator[bytes]:
-        wake = asyncio.Event()
-        self._readers.add(wake)
-        try:
+    async def _sampled(self, matches: _Matches | None, at: int, most: int, caller: str) -> AsyncGenerator[bytes]:
+        with self._reading(caller) as wake:
             yield _HELLO
             if at == 0:
                 yield self._as_sse(self._next - 1, "missed", b"{}")
@@ -204,9 +215,6 @@ class Feed:
                     yield b"".join(map(self._line, chosen[left:]))
                 elif not await self._woken_in_time(wake):
                     yield _COMMENT
-        finally:
-            self._readers.discard(wake)
-            self._quiet_since = self._now()
 
     async def _woken_in_time(self, wake: asyncio.Event) -> bool:
         try:

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
+from leasekit.errors import Refused
 from leasekit.server.access import Access
 from leasekit.server.engine import Engine
 from leasekit.server.http.problems import Forbidden, UnknownTask
 from leasekit.tokens import SCOPES, Scope
-from leasekit.wire import ItemError
+from leasekit.wire import ItemError, SettlementItem
 
-__all__ = ["ANYBODY", "ANY_TOKEN", "Needs", "Where", "check", "check_kinds", "needs"]
+__all__ = ["ANYBODY", "ANY_TOKEN", "Needs", "Where", "check", "check_kinds", "check_successors", "needs"]
 
 
 _LISTED = 100  # kinds of a request that its refusal lists, each with its place
@@ -113,6 +114,22 @@ def check_kinds(access: Access, scopes: Iterable[Scope], kinds: Iterable[str]) -
                 for item, kind in list(items.items())[:_LISTED]
             ],
         )
+
+
+def check_successors(access: Access, results: Sequence[SettlementItem]) -> None:
+    """Raise `Refused` for results with successors that the caller could not schedule."""
+    if access.has_all_kinds and "submit" in access.scopes:
+        return
+    errors: list[dict[str, Any]] = []
+    for item, result in enumerate(results):
+        for kind in dict.fromkeys(task.kind for task in result.then):
+            if "submit" not in access.scopes or not access.kinds.match(kind):
+                detail = (
+                    f"has a task of kind {kind!r}, for which the access token {access.name!r} lacks the scope submit"
+                )
+                errors.append({"item": item, "field": "then", "detail": detail})
+    if errors:
+        raise Refused(f"item {errors[0]['item']}: then {errors[0]['detail']}", errors=errors)
 
 
 _NO_KIND = "/"  # is no kind, and matches no pattern but *

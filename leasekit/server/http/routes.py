@@ -5,19 +5,18 @@ The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what 
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Sequence
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from leasekit.errors import Refused
 from leasekit.server.access import Access
 from leasekit.server.http.events import Chain
 from leasekit.server.http.metrics import CONTENT_TYPE
-from leasekit.server.http.needs import ANYBODY, Where, needs
+from leasekit.server.http.needs import ANYBODY, Where, check_successors, needs
 from leasekit.server.http.operations import Operation, get, patch, post
 from leasekit.server.http.operator_routes import OPERATOR_OPERATIONS
 from leasekit.server.http.pages import ALL, ANY, READS, WRITES, NamePage, page_of
@@ -62,7 +61,6 @@ from leasekit.wire import (
     ResultsRequest,
     ScheduleAnswer,
     ScheduleRequest,
-    SettlementItem,
     TaskFilters,
     VacuumRequest,
     VerdictsAnswer,
@@ -153,15 +151,17 @@ async def get_task(request: ApiRequest, params: AwaitedTask) -> TaskInfo | Respo
     parts, wait = request.parts, min(params.wait, MAX_WAIT)
 
     async def found() -> TaskInfo:
-        info = await parts.engine.queries.get(params.task_id, wait=wait)
-        if info is None:
+        info = await parts.engine.queries.get(params.task_id, wait=wait, caller=request.access.caller)
+        if info is None or not request.access.kinds.match(info.kind):  # it may be another one than when the wait began
             raise UnknownTask(params.task_id)
         return info
 
     if not wait:
         return await found()
     info = await request.wait(parts.waits, found())
-    return Response() if info is None else parts.sending.of_task(info)  # None: the client has disconnected
+    return (
+        Response() if info is None else parts.sending.of_task(info, request.access.caller)
+    )  # None: the client has disconnected
 
 
 @patch(
@@ -204,11 +204,20 @@ async def ended(request: ApiRequest, body: EndedRequest) -> Ended | Response:
     own = await request.own(body.ids)
     if strange := [task_id for task_id in body.ids if task_id not in own]:
         return Ended(unknown=strange)
-    found = parts.engine.queries.ended(body.ids, wait=wait)
+    found = _without_others(request, parts.engine.queries.ended(body.ids, wait=wait, caller=request.access.caller))
     if not wait:
         return await found
     answer = await request.wait(parts.waits, found)
     return Response() if answer is None else answer  # None: the client has disconnected
+
+
+async def _without_others(request: ApiRequest, ended: Awaitable[Ended]) -> Ended:
+    """Answer like those that do not exist tasks that were foreign ones under the same ids when they were read."""
+    answer, match = await ended, request.access.kinds.match
+    if not (foreign := [task.id for task in answer.tasks if not match(task.kind)]):
+        return answer
+    own = [task for task in answer.tasks if match(task.kind)]
+    return Ended(tasks=own, unknown=[*answer.unknown, *foreign])
 
 
 @post("/v1/tasks/cancel", needs("submit", "operate", kinds=Where.ITEMS), WRITES)
@@ -351,27 +360,10 @@ async def heartbeat(request: ApiRequest, body: BeatsRequest) -> VerdictsAnswer:
 @post("/v1/results", needs("work", kinds=Where.ITEMS), WRITES)
 async def results(request: ApiRequest, body: ResultsRequest) -> VerdictsAnswer:
     """Settle runs. Each result has its own verdict, by position: `settled`, `gone`, `failed` or `throttled`."""
-    _check_successors(request, body.results)
+    check_successors(request.access, body.results)
     ids = [result.id for result in body.results]
     settle = functools.partial(request.parts.engine.results, body.worker)
     return VerdictsAnswer(verdicts=await request.each(body.results, ids, settle))
-
-
-def _check_successors(request: ApiRequest, results: Sequence[SettlementItem]) -> None:
-    """Raise `Refused` for results with successors that the caller could not schedule."""
-    access = request.access
-    if access.has_all_kinds and "submit" in access.scopes:
-        return
-    errors: list[dict[str, Any]] = []
-    for item, result in enumerate(results):
-        for kind in dict.fromkeys(task.kind for task in result.then):
-            if "submit" not in access.scopes or not access.kinds.match(kind):
-                detail = (
-                    f"has a task of kind {kind!r}, for which the access token {access.name!r} lacks the scope submit"
-                )
-                errors.append({"item": item, "field": "then", "detail": detail})
-    if errors:
-        raise Refused(f"item {errors[0]['item']}: then {errors[0]['detail']}", errors=errors)
 
 
 @get("/v1/stats", needs("read", kinds=Where.LISTED), READS)
@@ -427,7 +419,12 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
     engine, access = request.parts.engine, request.access
     chain = Chain(params.root) if params.root else None
     stream = engine.feed.follow(
-        kind=params.kind or None, task=params.task or None, chain=chain, after=after, of=access.kinds.match
+        kind=params.kind or None,
+        task=params.task or None,
+        chain=chain,
+        after=after,
+        of=access.kinds.match,
+        caller=access.caller,
     )
     if chain is not None:  # once events are kept, so that no task is missed between the two
         await engine.queries.know_chain(chain)

@@ -3,7 +3,8 @@
 Rule 1: at most two answers to a claim are under way. A client that repeats a claim has given up the earlier connection,
 which may not have noticed yet; further repeats are refused.
 Rule 2: the bytes of all answers under way are bounded, because unread answers stay in memory. Above the bound nothing
-is granted, but granted tasks are still sent; so claims that pass the check together may exceed the bound.
+is granted to callers that have their share of it, but granted tasks are still sent; so claims that pass the check
+together may exceed the bound. A caller that reads slowly, or not at all, holds up no other.
 Rule 3: a refused claim loses nothing: nothing was granted to it, or two answers with its tasks are under way.
 Rule 4: the answer to an ended claim is small and never refused: otherwise its tasks would wait until they expire.
 Rule 5: the end of one task may be awaited by thousands. Its answer is not encoded for all of them at once: big ones
@@ -14,15 +15,16 @@ Nothing is lost by that: the claim is repeated under its claim_id, or ended, or 
 
 import asyncio
 import random
-import weakref
 from collections import Counter
 from typing import Any
+from weakref import WeakValueDictionary, finalize
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from leasekit.errors import Throttled
+from leasekit.server.fair_bound import FairBound, caller_of
 from leasekit.task import Claimed, TaskInfo
 from leasekit.wire import ClaimAnswer
 
@@ -33,7 +35,7 @@ _BIG = 64 * 1024  # bytes; smaller answers cost about as much as their request
 _ENVELOPE = 512  # bytes of a task without its values, roughly
 _PIECE = 256 * 1024  # bytes that are sent at once
 _OF_ONE_CLAIM = 2
-_OF_TASKS = 32  # big answers about tasks that are sent at the same time
+_OF_TASKS = 32  # big answers about tasks that are sent to one caller at the same time
 _TOGETHER = 64 * 1024 * 1024
 _GRACE = 30.0  # seconds that any answer may take, plus the time for its size at the slowest rate
 _SLOWEST = 32 * 1024  # bytes per second; half the rate of a bad line
@@ -47,22 +49,27 @@ class Sending:
 
     def __init__(self) -> None:
         self._of_claim: Counter[_Key] = Counter()
-        self.size = 0  # bytes of all answers under way
-        self._of_tasks = asyncio.Semaphore(_OF_TASKS)
+        self._bytes = FairBound()  # of all answers under way
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by caller
+
+    @property
+    def size(self) -> int:
+        """The bytes of all answers under way."""
+        return self._bytes.total
 
     async def wait(self, key: _Key) -> None:
         """Wait a moment if there is no room for an answer to this claim; raise `Throttled` if there is still none.
 
         Without the wait, clients that repeat at once would keep the event loop busy with refusals.
         """
-        if self._of_claim[key] >= _OF_ONE_CLAIM or self.size >= _TOGETHER:
+        if self._of_claim[key] >= _OF_ONE_CLAIM or self._bytes.is_reached(caller_of(key[1]), _TOGETHER):
             await asyncio.sleep(_PAUSE * (0.5 + random.random()))  # noqa: S311  random, so that repeats are spread
             self._check_claim(key)
-            self.check_room()
+            self.check_room(key[1])
 
-    def check_room(self) -> None:
-        """Raise `Throttled` if too many bytes are under way; call this method before granting tasks."""
-        if self.size >= _TOGETHER:
+    def check_room(self, claim_id: str) -> None:
+        """Raise `Throttled` if too many bytes are under way; call this method before granting tasks to a claim."""
+        if self._bytes.is_reached(caller_of(claim_id), _TOGETHER):
             raise Throttled("too many bytes of answers are still being sent", retry_after=_PAUSE)
 
     def _check_claim(self, key: _Key) -> None:
@@ -80,17 +87,18 @@ class Sending:
         answer = ClaimAnswer(waited=waited, tasks=tasks, refused=refused, draining=claimed.draining)
         return ClaimResponse(answer, place)
 
-    def of_task(self, info: TaskInfo) -> Response:
+    def of_task(self, info: TaskInfo, caller: str) -> Response:
         """Make the answer about a task: a big one is encoded and sent when it is its turn."""
         size = sum(memoryview(it).nbytes for it in (info.payload, info.progress, info.result, info.error))
-        return TaskResponse(info, self._of_tasks if size > _BIG else None)
+        turns = self._turns.setdefault(caller, asyncio.Semaphore(_OF_TASKS)) if size > _BIG else None
+        return TaskResponse(info, turns)
 
     def take(self, key: _Key, size: int) -> None:
-        self.size += size
+        self._bytes.add(caller_of(key[1]), size)
         self._of_claim[key] += 1
 
     def give_back(self, key: _Key, size: int) -> None:
-        self.size -= size
+        self._bytes.add(caller_of(key[1]), -size)
         self._of_claim[key] -= 1
         if not self._of_claim[key]:
             del self._of_claim[key]
@@ -101,7 +109,7 @@ class _Place:
 
     def __init__(self, sending: Sending, key: _Key, size: int) -> None:
         sending.take(key, size)
-        self.give_back = weakref.finalize(self, sending.give_back, key, size)
+        self.give_back = finalize(self, sending.give_back, key, size)
 
 
 class ClaimResponse(Response):

@@ -12,6 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
 
 from leasekit._lifecycle.validation import value_fault
 from leasekit.errors import Refused
@@ -217,7 +219,8 @@ def described(wanted: Change) -> str:
     what = f"the periodic task {wanted.name!r}"
     match wanted:
         case Put(task=task):
-            return f"set {what}: {_encode(task).decode()}"
+            size = Raw(b'"<%d bytes>"' % len(bytes(task.payload)))  # a payload is in no log
+            return f"set {what}: {_encode(replace(task, payload=size)).decode()}"
         case Pause(is_paused=is_paused):
             return f"{'paused' if is_paused else 'resumed'} {what}"
         case Remove():

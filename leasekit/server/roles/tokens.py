@@ -113,6 +113,8 @@ def _check_order(turn: UnitOfWork, rows: Mapping[str, TokenRow], order: TokenReq
         _refuse("expires_at", "has passed: give a later one")
     if order.name == LOCAL.name:
         _refuse("name", f"is what callers without a token are called, {LOCAL.name!r}: use another")
+    if order.name != order.name.strip():
+        _refuse("name", f"begins or ends with a space, so that it looks like another one, {order.name!r}: leave it out")
     if order.name.startswith("-"):
         _refuse("name", f"begins with a hyphen, as options do and empty fields are shown, {order.name!r}: use another")
     if order.id in rows or any(row.name == order.id for row in rows.values()):

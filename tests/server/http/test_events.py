@@ -366,6 +366,21 @@ async def test_there_are_only_so_many_readers(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.anyio
+async def test_the_readers_of_one_token_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_READERS", 2)
+    feed = Feed()
+    streams = [feed.follow(caller="a") for _ in range(2)]
+    for stream in streams:
+        await anext(stream)
+    with pytest.raises(Throttled):
+        feed.follow(caller="a")
+    other = feed.follow(caller="b", most=1)
+    await anext(other)
+    for stream in (*streams, other):
+        await stream.aclose()
+
+
+@pytest.mark.anyio
 async def test_events_are_kept_for_a_while_for_those_who_have_gone_and_then_forgotten() -> None:
     feed = Feed(now=lambda: Hand.now)
     stream = feed.follow()

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import socket
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ import pytest
 from msgspec import Raw
 
 from leasekit.periodic import PeriodicTaskItem
-from leasekit.server.http import auth, lease_kinds
+from leasekit.server.http import auth, lease_kinds, sending
 from leasekit.server.http.needs import Where
 from leasekit.server.http.operations import Operation
 from leasekit.server.http.reach import Reach
@@ -295,6 +296,22 @@ def test_a_foreign_task_is_answered_like_one_that_does_not_exist(service: Servic
     assert there.json["detail"].replace(foreign, "nobody") == not_there.json["detail"]
 
 
+def test_a_task_that_became_a_foreign_one_while_a_request_waited_is_not_shown(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = service.task(FOREIGN, payload="secret")
+    service.run(service.server.engine.cancel([task_id]))
+
+    async def as_before(ids: Collection[str]) -> dict[str, str]:
+        return dict.fromkeys(ids, OWN)
+
+    monkeypatch.setattr(service.server.engine.queries, "kinds_of", as_before)
+    secret = service.new(["read"])
+    assert service.call(secret, "GET", f"/v1/tasks/{task_id}?wait=1").status == 404
+    ended = service.call(secret, "POST", "/v1/tasks/ended", {"ids": [task_id], "wait": 1})
+    assert ended.json == {"unknown": [task_id]}
+
+
 def test_an_id_of_a_foreign_task_tells_nothing_of_its_status(service: Service) -> None:
     dead = service.dead(FOREIGN)
     body = {"tasks": [{"id": dead, "kind": OWN}]}
@@ -430,6 +447,32 @@ def test_a_repeated_claim_has_tasks_only_for_the_token_that_made_it(service: Ser
     assert again == first
 
 
+def test_answers_that_one_token_does_not_read_hold_up_no_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "_TOGETHER", 1_000_000)
+    monkeypatch.setattr(sending, "_PAUSE", 0.01)
+    for _ in range(7):  # more than the kernel keeps for a connection
+        service.task("own.big", payload="x" * 1_000_000)
+    service.task(OWN)
+    service.task(FOREIGN)
+    slow, other = service.new(["work"]), service.new(["work"], ("foreign.*",))
+
+    def claim(kind: str, limit: int = 1) -> dict[str, Any]:
+        return {"worker": "w", "kinds": [kind], "limit": limit, "claim_id": uuid.uuid4().hex}
+
+    body = json.dumps(claim("own.big", 7))
+    head = ("POST /v1/claims HTTP/1.1", "Host: localhost", f"Authorization: Bearer {slow}")
+    more = ("Content-Type: application/json", f"Content-Length: {len(body)}", "", body)
+    with service.server.open() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        connection.sendall("\r\n".join((*head, *more)).encode())
+        assert connection.recv(1)
+        assert service.call(slow, "POST", "/v1/claims", claim(OWN)).status == 429
+        answer = service.call(other, "POST", "/v1/claims", claim(FOREIGN))
+        assert (answer.status, len(answer.json["tasks"])) == (200, 1)
+
+
 def test_a_ticket_of_a_foreign_task_is_refused_like_that_of_none(service: Service) -> None:
     foreign, own = service.task(FOREIGN), service.task(kind := f"own.{uuid.uuid4().hex}")
     tickets = [{"id": each, "fence": 0} for each in (foreign, "nobody", own)]
@@ -502,7 +545,7 @@ def test_a_token_makes_none_that_may_do_more_or_lives_longer(service: Service) -
     assert order(kinds=["own.*.x"]).status == 422
 
 
-@pytest.mark.parametrize("name", ["local", "-", "--store", "-k"])
+@pytest.mark.parametrize("name", ["local", "-", "--store", "-k", "admin ", " admin"])
 def test_a_name_that_means_something_else_is_refused(service: Service, name: str) -> None:
     body = {"id": uuid.uuid4().hex, "name": name, "digest": uuid.uuid4().hex * 2, "scopes": ["read"], "kinds": ["*"]}
     answer = service.call(service.admin, "POST", "/v1/tokens", body)

@@ -1,5 +1,6 @@
 """Periodic tasks on each store: each firing once, the policies, changes by operators, and what is noted."""
 
+import logging
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -480,6 +481,13 @@ async def test_one_that_would_never_fire_is_refused(bench: Bench, options: dict[
 async def test_none_fires_tasks_whose_ids_are_those_of_names(bench: Bench) -> None:
     with pytest.raises(Refused, match="stands for the lease of a name"):
         await put(bench, "once:report")
+
+
+async def test_the_log_says_what_was_set_without_the_payload(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="leasekit.server")
+    await put(bench, "report", payload=Raw(b'"secret"'))
+    (line,) = [record.getMessage() for record in caplog.records if "periodic task" in record.getMessage()]
+    assert '"payload":"<8 bytes>"' in line
 
 
 async def test_they_are_listed_by_name_in_pages(bench: Bench) -> None:

@@ -1,0 +1,35 @@
+"""A bound on what all callers have together, past which none of them keeps the others out.
+
+Rule: below the bound every caller gets more. From there on, a caller gets more as long as it has less than its share:
+the bound, divided by the number of callers that have something. So what callers have together may exceed the bound, by
+about one request of each.
+"""
+
+from collections import Counter
+
+
+class FairBound:
+    """Counts what each caller has: a caller is the id of an access token, or "" for all that need none."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._of: Counter[str] = Counter()
+
+    def is_reached(self, caller: str, most: int) -> bool:
+        """Return whether a caller must not get more: all callers together have `most`, and this one has its share."""
+        if self.total < most:
+            return False
+        callers = len(self._of) + (caller not in self._of)
+        return self._of[caller] * callers >= most
+
+    def add(self, caller: str, amount: int) -> None:
+        """Note that a caller has so much more, or less if `amount` is negative."""
+        self.total += amount
+        self._of[caller] += amount
+        if not self._of[caller]:
+            del self._of[caller]
+
+
+def caller_of(claim_id: str) -> str:
+    """Return the caller of a claim whose id begins with that of an access token and a slash; "": it does not."""
+    return claim_id.rpartition("/")[0]

@@ -1,0 +1,38 @@
+"""A bound that callers share."""
+
+from leasekit.server.fair_bound import FairBound, caller_of
+
+
+def test_one_caller_alone_gets_all_and_no_more() -> None:
+    bound = FairBound()
+    for _ in range(3):
+        assert not bound.is_reached("a", 3)
+        bound.add("a", 1)
+    assert bound.is_reached("a", 3)
+    assert bound.total == 3
+
+
+def test_a_caller_with_less_than_its_share_is_kept_out_by_no_other() -> None:
+    bound = FairBound()
+    bound.add("a", 10)
+    for _ in range(5):  # half of ten
+        assert not bound.is_reached("b", 10)
+        bound.add("b", 1)
+    assert bound.is_reached("a", 10)
+    assert bound.is_reached("b", 10)
+    assert not bound.is_reached("c", 10)
+
+
+def test_what_was_given_back_is_there_for_all() -> None:
+    bound = FairBound()
+    bound.add("a", 3)
+    bound.add("b", 1)
+    bound.add("b", -1)
+    assert bound.is_reached("a", 3)  # of which b has no share any longer
+    bound.add("a", -1)
+    assert not bound.is_reached("a", 3)
+
+
+def test_the_caller_of_a_claim_stands_before_its_id() -> None:
+    assert caller_of("0197f3a2/host-1-000001") == "0197f3a2"
+    assert caller_of("host-1-000001") == ""

@@ -37,7 +37,7 @@ __all__ = [
     "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER", "STORE_HEADER",
     "AwaitedTask", "BeatItem", "BeatsRequest", "CancelMatchingRequest", "CancelRequest", "CancelsRequest",
     "ChainRequest", "ChangedCollection", "ChangedKind", "ChangedTask", "ChangedToken", "ChangedWorker", "ClaimAnswer",
-    "ClaimRequest", "EndedRequest",
+    "ClaimRequest", "DrainRequest", "EndedRequest",
     "GateRequest", "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OnePeriodic", "OneTask", "OneToken",
     "OptionalName", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "RescheduleMatchingRequest",
     "RescheduleRequest", "ResultsRequest", "RotateRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
@@ -209,6 +209,10 @@ class ChangedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: Name
     worker: OptionalName = UNSET
+
+
+class DrainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The request for the drain of a worker, which has no fields."""
 
 
 class OneKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -250,7 +250,7 @@ class HttpBackend:
         return [worker for page in await self._pages("/v1/workers", answers.WORKERS) for worker in page.workers]
 
     async def drain_worker(self, worker: str) -> WorkerInfo:
-        return await self._change("PUT", self._path_of_drain(worker), None, _WORKER)
+        return await self._change("PUT", self._path_of_drain(worker), b"{}", _WORKER)
 
     async def undrain_worker(self, worker: str) -> None:
         await self._change("DELETE", self._path_of_drain(worker), None, _ANY)

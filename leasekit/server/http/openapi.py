@@ -46,6 +46,7 @@ EXAMPLES: dict[str, Any] = {
         "key_concurrency": 1,
     },
     "GateRequest": {"mode": "pause", "duration": 3600, "reason": "the printer is on fire"},
+    "DrainRequest": {},
     "PurgeRequest": {"kind": "report", "status": "success", "older_than": 604800},
     "PeriodicTaskItem": {"kind": "report", "cron": "0 7 * * MON-FRI", "tz": "Europe/Berlin", "payload": {"to": "all"}},
     "PauseRequest": {"is_paused": True},

@@ -23,6 +23,7 @@ from leasekit.wire import (
     ChangedKind,
     ChangedToken,
     ChangedWorker,
+    DrainRequest,
     GateRequest,
     KindRequest,
     OneKind,
@@ -226,9 +227,9 @@ async def _open(request: ApiRequest, gated: gates.Gated, worker: str | UnsetType
 @put(
     "/v1/workers/{name}/drain",
     needs("operate", kinds=Where.ALL),
-    READS | {404: "No worker of this name holds tasks, or has called lately."},
+    WRITES | {404: "No worker of this name holds tasks, or has called lately."},
 )
-async def drain_worker(request: ApiRequest, params: ChangedWorker) -> WorkerInfo:
+async def drain_worker(request: ApiRequest, params: ChangedWorker, body: DrainRequest) -> WorkerInfo:
     """Have a worker finish what it holds, take nothing new, and stop. `worker` is for the log.
 
     It is granted nothing from then on, and its claims are answered at once, with `draining`. That ends when it is taken

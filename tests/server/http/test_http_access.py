@@ -155,7 +155,7 @@ def requests(service: Service, name: str, kind: str) -> Asked:
             service.call(service.admin, "POST", "/v1/claims", claim)
             if name == "undrain_worker":
                 service.run(service.server.engine.operations.drain(worker, by=None))
-            return Asked(f"/v1/workers/{worker}/drain", None, worker)
+            return Asked(f"/v1/workers/{worker}/drain", {} if name == "drain_worker" else None, worker)
         case "get_periodic" | "set_periodic" | "delete_periodic" | "pause_periodic" | "trigger_periodic":
             periodic = uuid.uuid4().hex
             daily = PeriodicTaskItem(kind=kind, every=86400)

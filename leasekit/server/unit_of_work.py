@@ -225,9 +225,8 @@ class UnitOfWork:
             self.happened.append(TaskEvent(event="periodic_changed", at=at, periodic=name, worker=by))
 
     def tell_of_firing(self, name: str, kind: str | None, firing: Firing) -> None:
-        """Record what became of a firing of a periodic task."""
-        if kind is not None:
-            self.counted[kind, "firing", firing.outcome] += firing.count
+        """Record what became of a firing of a periodic task. `kind` is None if the periodic task cannot be read."""
+        self.counted[kind or "other", "firing", firing.outcome] += firing.count
         if self.happened is not None:
             at = datetime.fromtimestamp(self.now, UTC)
             event = TaskEvent(event="firing", at=at, id=firing.id, kind=kind, outcome=firing.outcome, periodic=name)

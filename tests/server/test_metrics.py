@@ -1,6 +1,7 @@
 """`/metrics`: numbers that are right, for no more series than are known beforehand, and nothing secret."""
 
 import asyncio
+import inspect
 import json
 import re
 import shutil
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,16 +20,20 @@ import yaml  # type: ignore[import-untyped]  # Schemathesis brings it
 from prometheus_client.parser import text_string_to_metric_families
 
 from leasekit.errors import Unavailable
+from leasekit.periodic import PeriodicTaskItem
+from leasekit.queues import QueueName
 from leasekit.server.engine import Engine
 from leasekit.server.histogram import Histogram
-from leasekit.server.http.metrics import Metrics
+from leasekit.server.http import metrics as metrics_module
+from leasekit.server.http.metrics import _DURATIONS, Metrics
 from leasekit.server.roles import backlog
 from leasekit.server.roles.gates import GateChange
+from leasekit.server.roles.periodic import Put, Trigger
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.tally import Tally
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import Beat, NewTask, Outcome, Settlement
+from leasekit.task import Beat, KindSettings, NewTask, Outcome, Settlement
 from leasekit.wire import PurgeRequest, RedriveRequest
 
 pytestmark = pytest.mark.anyio
@@ -272,6 +278,16 @@ async def test_due_tasks_are_told_from_later_ones() -> None:
     assert found["leasekit_oldest_due_seconds", labels] == 30
 
 
+async def test_tasks_that_wait_for_others_are_counted(engine: Engine) -> None:
+    await engine.schedule([NewTask(kind="a", id="first"), NewTask(kind="a", after=["first"])])
+    await engine.schedule([NewTask(kind="b", delay=100.0)])
+    metrics = Metrics(engine)
+    assert await value(metrics, "leasekit_tasks_awaiting", kind="a") == 1
+    assert await value(metrics, "leasekit_tasks_awaiting", kind="b") == 0
+    await settle(engine, "a", "success")
+    assert await value(metrics, "leasekit_tasks_awaiting", kind="a") == 0
+
+
 async def test_keys_with_due_tasks_are_counted() -> None:
     clock = [1e6]
     async with Engine(MemoryStore(), clock=lambda: clock[0]) as engine:
@@ -371,18 +387,27 @@ def dashboard() -> Any:
 
 
 @pytest.fixture
-async def lived(tmp_path: Path) -> AsyncIterator[Samples]:
+async def lived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Samples]:
     """A scrape of a server to which everything has happened that a metric counts."""
     async with Engine(SqliteStore(tmp_path / "tasks.db")) as engine:
         await put(engine, "a", "a")
         await settle(engine, "a", "success")
         await engine.operations.purge(PurgeRequest())
         await engine.operations.set_gate(GateChange("kind", "dropped", "drop", None, None, None, None))
-        await put(engine, "d", "dropped")
+        await engine.operations.set_kind("limited", KindSettings(concurrency=1), by=None)
+        await engine.operations.change_periodic(Put("p", PeriodicTaskItem(kind="a", every=60), None, is_declared=False))
+        await engine.operations.change_periodic(Trigger("p", None, None))
+        await put(engine, "d", "dropped", "limited", "limited")
+        await engine.claim(worker="w", kinds=["limited"], limit=2, wait=0, claim_id="c")
         await engine.tick()
         metrics = Metrics(engine)
         metrics.count("/v1/tasks", "POST", 200)
-        yield await samples(metrics)
+        nodes = SimpleNamespace(alive=["this one"], company=SimpleNamespace(fault=None))
+        with monkeypatch.context() as patch:  # these are for other stores, and for queues
+            patch.setattr(engine, "neighbours", nodes)
+            patch.setattr(engine, "enqueuer", SimpleNamespace(depths={QueueName("a", 2): 3}, failing=[]))
+            found = await samples(metrics)
+        yield found
 
 
 _PART = re.compile(r"_(sum|count|bucket)$")
@@ -394,6 +419,16 @@ async def test_the_dashboard_asks_for_what_there_is_and_shows_all_of_it(lived: S
     assert asked <= exposed
     ours = {_PART.sub("", name) for name in exposed if name.startswith("leasekit_")}
     assert ours == {_PART.sub("", name) for name in asked if name.startswith("leasekit_")}
+
+
+async def test_what_has_lived_has_each_metric_that_there_is_and_operators_can_read_of_it(lived: Samples) -> None:
+    named = set(re.findall(r'"(leasekit_\w+)"', inspect.getsource(metrics_module))) | {
+        f"leasekit_{name}_seconds" for name, *_ in _DURATIONS
+    }
+    found = {re.sub(r"_(total|created)$", "", _PART.sub("", name)) for name, _ in lived if name.startswith("leasekit_")}
+    assert found == named
+    told = re.findall(r"^\| (`leasekit_.*?) \|", OPERATIONS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert named == {re.sub(r"_total$", "", name) for name in re.findall(r"`(leasekit_\w+)", " ".join(told))}
 
 
 async def test_the_dashboard_and_the_alerts_select_by_labels_that_there_are(lived: Samples, dashboard: Any) -> None:

@@ -207,10 +207,12 @@ class _EngineCollector(Collector):
         due = GaugeMetricFamily("leasekit_tasks_due", "Tasks that wait and are due.", labels=["kind"])
         later = GaugeMetricFamily("leasekit_tasks_later", "Tasks that wait and are not due yet.", labels=["kind"])
         keys = GaugeMetricFamily("leasekit_keys_due", "Keys that have due tasks.", labels=["kind"])
+        awaiting = GaugeMetricFamily("leasekit_tasks_awaiting", "Tasks that wait for other tasks.", labels=["kind"])
+        metrics = (age, due, later, keys, awaiting)
         for kind, backlog in self._backlogs.items():
-            for metric, value in zip((age, due, later, keys), backlog, strict=True):
+            for metric, value in zip(metrics, backlog, strict=True):
                 metric.add_metric([kind], value)
-        yield from (age, due, later, keys)
+        yield from metrics
         unmet = GaugeMetricFamily(
             "leasekit_requirements_unmet",
             "Sets of labels (none is one too) that due tasks require and no worker known has.",

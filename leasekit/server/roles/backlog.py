@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from leasekit._lifecycle.states import WAITING
+from leasekit.server.roles.following import AWAITING_AT
 from leasekit.server.store import Lane, View
 
 _MOST = 40_000
 """Tasks of each sort that are counted one by one, over all lanes: some ten milliseconds."""
 _LEAST = 200
+_BEFORE_AWAITING = AWAITING_AT - 1  # all other tasks that wait are due by then
 
 
 class Backlog(NamedTuple):
@@ -19,6 +21,7 @@ class Backlog(NamedTuple):
     due: int = 0
     later: int = 0
     keys: int = 0  # that have due tasks
+    awaiting: int = 0  # tasks that wait for other tasks: they count as `later` too
 
 
 def count_waiting(counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -39,11 +42,13 @@ def backlogs(view: View, waiting: Mapping[str, int], *, now: float) -> dict[str,
     lanes = _first_of_each([*view.lanes(names), *(lane for lane, _ in full)])
     most = max(_LEAST, _MOST // max(1, len(lanes)))
     for lane in lanes:
-        age, due, later, keys = found[lane.kind]
+        age, due, later, keys, awaiting = found[lane.kind]
         more_due, more_later = view.count_waiting(lane, now=now, most=most)
+        if more_later:
+            awaiting += view.count_waiting(lane, now=_BEFORE_AWAITING, most=most)[1]
         if lane.has_keys:
             keys += view.count_keys(lane, now=now, most=most) + full_keys[lane[:2]]
-        found[lane.kind] = Backlog(max(age, now - lane.due_at), due + more_due, later + more_later, keys)
+        found[lane.kind] = Backlog(max(age, now - lane.due_at), due + more_due, later + more_later, keys, awaiting)
     return {kind: _completed(backlog, waiting[kind], most) for kind, backlog in found.items()}
 
 

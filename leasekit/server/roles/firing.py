@@ -67,13 +67,14 @@ def fire_one(turn: UnitOfWork, row: PeriodicRow) -> Fired:
     """Make the firings of one periodic task that are due."""
     if row.next_at is None or row.next_at > turn.now:
         return Fired(row, 0)
+    task: PeriodicTaskItem | None = None
     try:
         task = decoded(row)
         due = firings.due(row.name, task, since=row.since, now=turn.now)
         since = row.since if due.since is None else float(due.since)
         next_at = next(iter(firings.next_times(row.name, task, since=since, count=1)), None)
     except Refused as error:
-        return Fired(_put_off(turn, row, str(error)), 0)
+        return Fired(_put_off(turn, row, str(error), kind=None if task is None else task.kind), 0)
     previous, is_locked = _previous(turn, row, task)
     if is_locked:
         return Fired(row, 0, is_locked=True)
@@ -179,12 +180,12 @@ def _cancel(turn: UnitOfWork, row: Trigger, *, by: str | None) -> None:
     turn.tell("cancelled", ended)
 
 
-def _put_off(turn: UnitOfWork, row: PeriodicRow, why: str) -> PeriodicRow:
+def _put_off(turn: UnitOfWork, row: PeriodicRow, why: str, *, kind: str | None) -> PeriodicRow:
     """Leave a periodic task that cannot be judged for later: another node perhaps can."""
     logger.error("the periodic task %r cannot be judged, and is judged again in %g s: %s", row.name, _AGAIN, why)
     is_known = any(note.outcome == "failed" for note in noted(row)[:1])
     notes = [] if is_known else [note(turn.now, "failed", reason=why)]
-    return save(turn, row._replace(next_at=turn.now + _AGAIN), notes, kind=None)
+    return save(turn, row._replace(next_at=turn.now + _AGAIN), notes, kind=kind)
 
 
 def save(turn: UnitOfWork, row: PeriodicRow, notes: Sequence[Firing], *, kind: str | None) -> PeriodicRow:

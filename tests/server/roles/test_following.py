@@ -12,6 +12,7 @@ import pytest
 from leasekit.errors import Refused
 from leasekit.server import engine
 from leasekit.server.roles import following
+from leasekit.server.roles.backlog import count_waiting
 from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sql import later
@@ -224,6 +225,24 @@ async def test_an_end_that_a_writer_could_not_see_is_told_at_the_next_look(bench
     assert await bench.status("b") == "new"
     await bench.engine.tick()
     assert await bench.ids(kinds=("other",)) == ["b"]
+
+
+async def test_tasks_that_wait_for_others_are_counted_whatever_lane_they_will_come_to(bench: Bench) -> None:
+    await bench.put("a")
+    await bench.put("b", "c", after=["a"])
+    await bench.put("keyed", after=["a"], key="x")
+    await bench.put("urgent", after=["a"], priority=0)
+    await bench.put("labelled", after=["a"], requires={"gpu": "t4"})
+    await bench.put("later", delay=60.0)
+
+    async def counted() -> tuple[int, int, int]:
+        stats = (await bench.engine.queries.stats()).kinds
+        backlog = (await bench.engine.queries.backlogs(count_waiting(stats)))["k"]
+        return backlog.due, backlog.later, backlog.awaiting
+
+    assert await counted() == (1, 6, 5)
+    await settled(bench)
+    assert await counted() == (5, 1, 0)
 
 
 async def test_after_a_redrive_followers_wait_again_for_what_has_not_succeeded(bench: Bench) -> None:

@@ -522,6 +522,8 @@ async def test_one_that_cannot_be_judged_is_noted_keeps_no_other_from_firing_and
         info = await shown(bench, "b")
         assert [note.outcome for note in info.firings] == ["failed"]
         assert "tz is no time zone that the service knows" in str(info.firings[0].reason)
+        failed = {kind: of.events["firing", "failed"] for kind, of in bench.engine.commit.tally.kinds.items()}
+        assert failed == {"k": 1, "other": 1}  # the kind of the other one cannot be read
         assert [info.name for info in await bench.engine.queries.periodics()] == ["b", "p"]
         with pytest.raises(Refused, match=r"the periodic task 'a' is damaged: set it again"):
             await bench.engine.queries.periodic("a")

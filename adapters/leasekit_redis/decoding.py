@@ -151,7 +151,7 @@ def _moment(milliseconds: int | None) -> datetime | None:
 
 
 def _waiting_reason(state: State) -> str | None:
-    if not state.after:
+    if not state.after or state.status != Status.NEW:
         return None
     others = f" and {len(state.after) - 1} more" if len(state.after) > 1 else ""
     return f'waits for "{state.after[0]}"{others} to succeed'

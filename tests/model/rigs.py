@@ -57,6 +57,7 @@ class Rig:
     steps = True  # its wall clock may be stepped
     has_gates = True
     reschedules = True
+    refuses_circles = True  # of tasks after others; else they are dropped later
     gathers = False  # claims that are made together are served in order
     remembers = math.inf  # ttls of its claim for which a claim may be repeated
 
@@ -71,6 +72,9 @@ class Rig:
 
     async def look(self) -> None:
         """Have leases that have ended taken back."""
+
+    async def tell_ends(self) -> None:
+        """Have all ends told to the tasks that wait for them, where a request does not do that."""
 
     async def restart(self, leases: list[Lease]) -> None:
         """Stop the service and start it again; these leases are prolonged."""
@@ -293,6 +297,7 @@ class RedisRig(Rig):
 
     has_gates = False
     reschedules = False
+    refuses_circles = False
     remembers = 2.0
 
     def __init__(self, server: Server, prefix: str, patch: pytest.MonkeyPatch) -> None:
@@ -317,6 +322,13 @@ class RedisRig(Rig):
     async def look(self) -> None:
         backend: Any = self.service
         await backend._maintenance.maintain("k")
+
+    async def tell_ends(self) -> None:
+        """Run maintenance at a time when it looks at all that waits: also at what was dropped and lives again."""
+        gated = f"{self._prefix}:{{k}}:gated"
+        for task_id in self._server.ask("ZRANGE", gated, 0, -1):
+            self._server.ask("ZADD", gated, "XX", 1, task_id)
+        await self.look()
 
     async def restart(self, leases: list[Lease]) -> None:
         """Have another process answer, as after a restart; maintenance notices at once, and leases count anew."""

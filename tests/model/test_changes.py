@@ -2,6 +2,7 @@
 start deadlines, dedupe keys that are debounced or live, bulk acts after dry runs, firings of periodic tasks.
 """
 
+import uuid
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,14 +18,18 @@ from leasekit.backend import PeriodicDirectory
 from leasekit.errors import Refused
 from leasekit.periodic import PeriodicTask
 from leasekit.server.store.postgres import wakes
-from leasekit.task import NewTask, Status, Task
-from tests.model.rigs import EngineRig, HttpRig, MemoryRig, NodesRig, PostgresRig, Rig, SqliteRig
+from leasekit.task import NewTask, Settlement, Status, Task
+from tests.model.rigs import EngineRig, HttpRig, MemoryRig, NodesRig, PostgresRig, RedisRig, Rig, SqliteRig
 from tests.model.test_model import ENDED, TTLS, WAITING, Histories, Model, check
 from tests.postgres_server import PostgresServer
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.soak
 
 PERIODIC = "p"
+LACKING: list[dict[str, Any]] = [
+    {"start_deadline": 5.0}, {"debounce": 5.0, "dedupe_key": "a"}, {"dedupe_scope": "live", "dedupe_key": "a"},
+]  # fmt: skip
 
 
 @dataclass
@@ -85,6 +90,10 @@ class Changing(Histories):
         task_id = next(self.ids)
         names = [*sorted(self.tasks), f"t{int(task_id[1:]) + 1}"]
         after = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+        if self.rig.refuses_circles or not self.waits_for(task_id, after):
+            self.put_after(task_id, after, later=later, ttls=ttls, lost=lost)
+
+    def put_after(self, task_id: str, after: list[str], *, later: float, ttls: Any, lost: bool) -> None:
         try:
             self.ask("schedule", [self.task(task_id, ttls=ttls, later=later, after=after)], lost=lost)
         except Refused:
@@ -184,6 +193,23 @@ class Changing(Histories):
         elif model.status not in ENDED:
             model.status = "cancelled"
 
+    @precondition(lambda self: not self.rig.reschedules)
+    @rule()
+    def schedule_what_the_service_lacks(self) -> None:
+        """An option that the service does not have is refused, and nothing of the request is done."""
+        for lacking in LACKING:
+            new = [self.task("refused", ttls=(10.0, 10.0), later=0.0, **options) for options in ({}, lacking)]
+            with pytest.raises(Refused) as refusal:
+                self.ask("schedule", new)
+            assert {error["item"] for error in refusal.value.errors} == {1}
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data(), is_dry_run=st.booleans(), lost=st.booleans())
+    def redrive(self, data: Any, is_dry_run: bool, lost: bool) -> None:
+        self.redrive_some(data, is_dry_run=is_dry_run, lost=lost)
+        self.look_if_it_looks()
+        self.follow()
+
     @precondition(lambda self: isinstance(self.rig.service, PeriodicDirectory))
     @rule(every=st.sampled_from([7, 15, None]))
     def set_periodic(self, every: int | None) -> None:
@@ -200,6 +226,12 @@ class Changing(Histories):
             self.every, self.fires_after = every, self.rig.now
 
     # What follows from it
+
+    def look_if_it_looks(self) -> None:
+        self.run(self.rig.tell_ends())
+        if not self.rig.refuses_circles:  # that has taken back the leases that have ended, too
+            self.look()
+        super().look_if_it_looks()
 
     def waits_for(self, task_id: str, names: list[str]) -> bool:
         """Whether one of these tasks waits for this one, or would again after a redrive."""
@@ -292,6 +324,36 @@ class Changing(Histories):
             ), "firings: the latest is made"
 
 
+class Following(Changing):
+    """Histories that are mostly about tasks after others."""
+
+    beat = claim_again = end_a_claim_that_never_came = history_is_told = schedule_once = step = None  # type: ignore[assignment]
+
+    @rule(
+        comes=st.sampled_from(["first", "last", "when one has ended"]),
+        outcomes=st.tuples(*[st.sampled_from(["success", "success", "success", "fatal", "retry"])] * 2),
+        lost=st.booleans(),
+    )
+    def run_two_and_what_comes_after_both(self, comes: str, outcomes: Any, lost: bool) -> None:
+        names = [next(self.ids) for _ in range(3)]
+        options: Any = {"ttls": (10.0, 10.0), "later": 0.0}
+        if comes == "first":
+            self.put_after(names[2], names[:2], **options, lost=lost)
+        self.ask("schedule", [self.task(name, **options) for name in names[:2]], lost=lost)
+        for name in names[:2]:
+            self.added(name, **options)
+        if comes == "last":
+            self.put_after(names[2], names[:2], **options, lost=lost)
+        self.claim(limit=100, turns=1, lost=False)
+        for task, outcome in zip([task for task in self.held if task.id in names[:2]], outcomes, strict=True):
+            self.ask("settle", [Settlement(id=task.id, token=task.token, outcome=outcome, result=0)], lost=lost)
+            self.reported(task, outcome, 0, None, None)
+            self.every_task_is_what_it_should_be()
+            if comes == "when one has ended" and names[2] not in self.tasks:
+                self.put_after(names[2], names[:2], **options, lost=lost)
+        self.claim(limit=100, turns=1, lost=lost)
+
+
 def test_memory() -> None:
     check(MemoryRig, examples=20, of=Changing)
 
@@ -313,3 +375,14 @@ def test_postgresql(
 ) -> None:
     monkeypatch.setattr(wakes, "_LOOK", 0.02)  # a node that stops waits for its listener
     check(lambda: make(postgres.emptied()), examples=examples, of=Changing)
+
+
+@pytest.mark.parametrize(("of", "examples"), [(Changing, 5), (Following, 8)])
+@pytest.mark.usefixtures("settable_scripts")
+def test_redis(of: type[Changing], examples: int, redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks after others; the rest of what changes while it waits is refused."""
+    check(lambda: RedisRig(redis_server, f"p{uuid.uuid4().hex}", monkeypatch), examples=examples, of=of)
+
+
+def test_the_engine_with_many_that_follow() -> None:
+    check(EngineRig, examples=8, of=Following)

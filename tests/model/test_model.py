@@ -7,7 +7,7 @@ The reference knows nothing of tables and transactions; it is the rules of docs/
 import asyncio
 import itertools
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 )
 from msgspec import UNSET
 
-from harness.chaos import redis_clock
 from leasekit.errors import Refused, Unavailable
 from leasekit.server import due_tasks
 from leasekit.server.roles import gates
@@ -35,7 +34,6 @@ from leasekit.server.store.postgres import wakes
 from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Status, Task
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
-from leasekit_redis import scripts
 from tests.model.rigs import EngineRig, HttpRig, MemoryRig, NodesRig, PostgresRig, RedisRig, Rig, SqliteRig
 from tests.postgres_server import PostgresServer
 from tests.redis_server import Server
@@ -560,6 +558,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.tasks)
     @rule(data=st.data(), is_dry_run=st.booleans(), lost=st.booleans())
     def redrive(self, data: Any, is_dry_run: bool, lost: bool) -> None:
+        self.redrive_some(data, is_dry_run=is_dry_run, lost=lost)
+
+    def redrive_some(self, data: Any, *, is_dry_run: bool, lost: bool) -> None:
         """Begin new lives of tasks that are dead or have failed for good; the others stay as they are."""
         ended = [name for name, model in self.tasks.items() if model.status in REDRIVABLE]
         ids = data.draw(st.lists(st.sampled_from(ended or sorted(self.tasks)), min_size=1, max_size=3, unique=True))
@@ -697,26 +698,6 @@ class Histories(RuleBasedStateMachine):
 
     def check_reason(self, reason: str, model: Any) -> None:
         assert reason.partition(";")[0] == (model.reason or "")
-
-
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("redis"), "--appendonly", "no")
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
-
-
-@pytest.fixture
-def settable_scripts() -> Iterator[None]:
-    kept = [(one, one.text, one.sha) for one in vars(scripts).values() if isinstance(one, scripts.Script)]
-    redis_clock.install()
-    yield
-    for script, text, sha in kept:
-        object.__setattr__(script, "text", text)
-        object.__setattr__(script, "sha", sha)
 
 
 class Gated(Histories):

@@ -128,7 +128,8 @@ class Successors(SchedulerBase):
         assert verdict.verdict == "cancelled"
         await self.run(backend, await self.scheduled_after(backend, kind, "a"))
         assert await self.nothing_left(backend, second)
-        assert (await self.info(backend, second)).status is Status.CANCELLED
+        info = await self.info(backend, second)
+        assert (info.status, info.reason) == (Status.CANCELLED, None)
 
     async def test_a_task_after_others_is_not_ready_before_its_time_either(self, backend: Service, kind: str) -> None:
         second = await self.scheduled_after(backend, kind, "b", "a", at=self.now() + timedelta(hours=1))

@@ -572,6 +572,40 @@ def test_empty_lists_one_after_the_other_join_at_once(client: Client) -> None:
     assert (info.status, info.state, info.workload) == ("succeeded", [0], 3)
 
 
+def test_a_join_of_empty_lists_that_fails_is_tried_again_and_resumed(client: Client) -> None:
+    flow, runs = Flow("nothing", state=list[int]), list[list[int]]()
+
+    @flow.step(on_success="first")
+    def begin(numbers: list[int]) -> None: ...
+
+    @flow.step(each=lambda numbers: numbers, on_success="join")
+    def first(number: int) -> int:
+        return number
+
+    @flow.step(on_success="second", max_attempts=2, retry=FixedDelays(waits=[0]))
+    def join(numbers: list[int], step: Step) -> None:
+        runs.append(list(step.results))
+        if len(runs) < 4:
+            raise ConnectionError
+
+    @flow.step(each=lambda numbers: numbers, on_success="end")
+    def second(number: int) -> int:
+        return number
+
+    @flow.step()
+    def end(numbers: list[int], step: Step) -> list[int]:
+        return [len(step.results)]
+
+    info = ends(client, flow, [], id="f")
+    assert (info.status, info.steps, runs) == ("failed", ["join"], [[]] * 2)
+    client.resume_flow("f")
+    worker = Worker(client)
+    worker.add(flow)
+    worker.drain()
+    info = client.flow("f")  # type: ignore[assignment]
+    assert (info.status, info.state, runs) == ("succeeded", [0], [[]] * 4)
+
+
 @pytest.mark.parametrize("many", slow_after(1, [101, 100, 900]))
 def test_a_step_runs_for_very_many_items(client: Client, many: int) -> None:
     info = ends(client, squares(), list(range(many)))

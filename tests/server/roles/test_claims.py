@@ -130,6 +130,28 @@ async def test_no_task_goes_to_two(bench: Bench) -> None:
     assert sorted(got) == sorted(f"t{n}" for n in range(200))
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_process_that_has_the_name_of_another_gets_nothing_that_runs_there(
+    bench: Bench, restarts: bool
+) -> None:
+    """Tasks come back when their leases end, and not because a worker of that name is heard again."""
+    await bench.put("a", "b")
+    first = await bench.take()
+    second = await bench.take()  # by another process, of the same name
+    assert {first.id, second.id} == {"a", "b"}
+    assert (await bench.settle(second, "release")).verdict == "settled"  # it stops …
+    second = await bench.take()
+    if restarts:
+        await bench.restart()
+    assert (second.id, await bench.ids()) == ("b", [])
+    await bench.later(200)
+    assert (await bench.beat(first, started=True)).verdict == "renewed"
+    await bench.later(200)  # … and dies: of what that name holds, the lease of the dead alone has ended
+    assert await bench.ids() == ["b"]
+    assert (await bench.beat(second)).verdict == "gone"
+    assert (await bench.settle(first)).verdict == "settled"
+
+
 async def test_every_grant_has_a_new_token_and_a_greater_fence(bench: Bench) -> None:
     await bench.put("a")
     tokens, fences = set[str](), list[int]()

@@ -7,7 +7,7 @@ import pytest
 from leasekit.errors import Refused
 from leasekit.server.roles import gates
 from leasekit.task import NewTask, Scheduled, Ticket
-from leasekit.wire import GateRequest
+from leasekit.wire import GateRequest, PurgeRequest
 from tests.server.conftest import Bench, plain
 
 pytestmark = pytest.mark.anyio
@@ -34,6 +34,26 @@ async def test_a_live_key_is_free_once_its_task_has_ended(bench: Bench) -> None:
     (fifth,) = await bench.put("e", dedupe_key="key", dedupe_scope="live")
     (sixth,) = await bench.put("f", dedupe_key="key")
     assert (fifth.created, sixth.id) == (True, "e")
+
+
+async def test_no_end_removal_or_late_report_of_the_task_before_frees_the_key_of_the_next(bench: Bench) -> None:
+    live: dict[str, Any] = {"dedupe_key": "key", "dedupe_scope": "live"}
+    first = await bench.taken("a", **live)
+    await bench.later(1000)  # its lease has ended …
+    assert (await bench.cancel("a")).verdict == "cancelled"
+    assert (await bench.put("b", **live))[0].created
+    assert (await bench.settle(first)).verdict == "gone"  # … and its holder reports after all
+
+    async def owner() -> str:
+        (answer,) = await bench.put("c", **live)
+        return answer.id
+
+    assert await owner() == "b"
+    assert (await bench.engine.operations.purge(PurgeRequest(ids=["a"]))).kinds == {"k": {"cancelled": 1}}
+    assert await owner() == "b"
+    await bench.take()
+    await bench.later(1000)  # the lease of the owner ends, and not its life
+    assert (await owner(), await bench.status("b")) == ("b", "enqueued")
 
 
 async def test_a_key_for_as_long_as_the_task_is_kept_counts_beside_live_ones(bench: Bench) -> None:

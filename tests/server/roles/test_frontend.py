@@ -63,9 +63,13 @@ async def test_the_same_id_with_other_contents_is_a_conflict_and_changes_nothing
 
 
 async def test_the_same_payload_written_otherwise_is_no_conflict(bench: Bench) -> None:
-    await bench.put("a", payload=Raw(b'{"x": 1, "y": [2]}'))
-    (answer,) = await bench.put("a", payload={"y": [2], "x": 1})
+    await bench.put("a", payload=Raw(b'{"x": 1, "y": [2, {"b": {"d": null, "c": "\\u00e4"}, "a": 3}]}'))
+    same = {"y": [2, {"a": 3, "b": {"c": "ä", "d": None}}], "x": 1}
+    (answer,) = await bench.put("a", payload=same)
     assert (answer.created, answer.conflict) == (False, False)
+    for other in ({**same, "y": [{"a": 3, "b": {"c": "ä", "d": None}}, 2]}, {**same, "z": None}):
+        (answer,) = await bench.put("a", payload=other)
+        assert answer.conflict
 
 
 async def test_a_payload_leaves_as_the_bytes_that_came(bench: Bench) -> None:

@@ -1,5 +1,6 @@
 """Code around runs: `@worker.around`, in the handler's own thread or task, under its lease."""
 
+import asyncio
 import contextlib
 import os
 import threading
@@ -11,7 +12,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from leasekit import ConfigError, Draining, Fatal, Lease, LeaseLost, Worker
+from leasekit import Cancelled, ConfigError, Draining, Fatal, Lease, LeaseLost, NotYet, Worker
+from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from tests.waiting import eventually
 from tests.worker.conftest import AtWork, Submitter
@@ -79,6 +81,54 @@ def test_an_async_one_awaits_in_the_task_of_the_handler(
     with at_work(worker):
         submitter.success(submitter.schedule("k"))
     assert seen == ["handler", True]
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_what_it_sets_is_seen_by_all_that_the_handler_starts_and_not_by_the_next_run(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, kind: str
+) -> None:
+    worker, seen = Worker(faulty, concurrency=1), list[str]()
+
+    @worker.around
+    def around(held: Lease) -> Iterator[None]:
+        seen.append(tenant.get())
+        tenant.set(held.task.payload)
+        yield
+
+    @worker.handler("plain")
+    def plain(payload: str) -> None:
+        seen.append(tenant.get())
+
+    @worker.handler("async")
+    async def run_async(payload: str) -> None:
+        seen.append(await asyncio.to_thread(tenant.get))
+
+    with at_work(worker):
+        for name in ("acme", "other"):
+            submitter.success(submitter.schedule(kind, name))
+    assert seen == ["nobody", "acme", "nobody", "other"]
+
+
+def test_it_is_around_each_call_of_a_handler_that_is_not_yet_done(
+    worker: Worker, submitter: Submitter, at_work: AtWork
+) -> None:
+    seen: list[str] = []
+
+    @worker.around
+    def around(held: Lease) -> Iterator[None]:
+        seen.append("before")
+        with contextlib.suppress(NotYet):
+            yield
+        seen.append("after")
+
+    @worker.handler("k")
+    def run(payload: None) -> None:
+        if len(seen) < 4:
+            raise NotYet(after=0)
+
+    with at_work(worker):
+        info = submitter.success(submitter.schedule("k"))
+    assert (info.attempt, seen) == (1, ["before", "after"] * 2 + ["before", "after"])
 
 
 def test_the_first_is_the_outermost_and_kinds_choose(worker: Worker, submitter: Submitter, at_work: AtWork) -> None:
@@ -316,6 +366,100 @@ def test_a_lost_lease_that_it_swallows_is_lost_all_the_same(
     assert all(swallowed[0] not in str(options) for options in settled)
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_it_is_told_of_a_lease_that_is_lost_and_ends_before_the_task_runs_again(
+    worker: Worker, submitter: Submitter, at_work: AtWork, faulty: Faulty, kind: str
+) -> None:
+    seen: list[Any] = []
+
+    @worker.around
+    def around(held: Lease) -> Iterator[None]:
+        seen.append("before")
+        try:
+            yield
+        except BaseException:
+            seen.append(held.lost)
+            raise
+        finally:
+            seen.append("after")
+
+    def lose(held: Lease) -> None:
+        if held.task.fence == 1:
+            faulty.script("beat", faults.steal)
+            held.progress("has it sent a heartbeat")
+
+    @worker.handler("plain", idle_timeout=None)
+    def plain(payload: None, held: Lease) -> str:
+        lose(held)
+        eventually(lambda: held.lost or held.task.fence > 1)
+        held.check()
+        return "second"
+
+    @worker.handler("async", idle_timeout=None)
+    async def run_async(payload: None, held: Lease) -> str:
+        lose(held)
+        await anyio.sleep(600 if held.task.fence == 1 else 0)
+        return "second"
+
+    with at_work(worker):
+        task = submitter.schedule(kind, heartbeat_timeout=2, claim_timeout=2)
+        info = submitter.success(task)
+    assert info.result == "second"
+    assert seen == ["before", True, "after", "before", "after"]
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_after_a_cancel_async_code_goes_on_where_it_is_shielded_and_the_task_is_cancelled(
+    worker: Worker, submitter: Submitter, at_work: AtWork, door: str, swallows: bool
+) -> None:
+    begun, seen = threading.Event(), list[str]()
+
+    @worker.around
+    async def around(held: Lease) -> AsyncIterator[None]:
+        try:
+            yield
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.001)
+                seen.append("put away")
+            if not swallows:
+                raise
+
+    @worker.handler("k")
+    async def run(payload: None) -> None:
+        begun.set()
+        await anyio.sleep(600)
+
+    with at_work(worker):
+        task = submitter.schedule("k", heartbeat_timeout=2, claim_timeout=2)
+        assert begun.wait(60)
+        submitter.client.cancel(task)
+        submitter.when(task, "cancelled")
+    assert seen == ["put away"]
+
+
+def test_a_cancel_that_it_swallows_cancels_the_task(worker: Worker, submitter: Submitter, at_work: AtWork) -> None:
+    begun = threading.Event()
+
+    @worker.around
+    def around(held: Lease) -> Iterator[None]:
+        with contextlib.suppress(Cancelled):
+            yield
+
+    @worker.handler("k", idle_timeout=None)
+    def run(payload: None, held: Lease) -> None:
+        begun.set()
+        while True:
+            held.check()
+            threading.Event().wait(0.01)
+
+    with at_work(worker):
+        task = submitter.schedule("k", heartbeat_timeout=2, claim_timeout=2)
+        assert begun.wait(60)
+        submitter.client.cancel(task)
+        submitter.when(task, "cancelled")
+
+
 def test_a_stop_that_it_swallows_releases_the_task(faulty: Faulty, submitter: Submitter, at_work: AtWork) -> None:
     worker = Worker(faulty, drain_grace=0)
     begun = threading.Event()
@@ -340,6 +484,32 @@ def test_a_stop_that_it_swallows_releases_the_task(faulty: Faulty, submitter: Su
         assert begun.wait(30)
     assert swallowed == ["it"]
     assert submitter.get(task).history[0].outcome == "release"
+
+
+def test_a_stop_lets_async_code_put_away_what_it_has_and_releases_the_task(
+    faulty: Faulty, submitter: Submitter, at_work: AtWork, door: str
+) -> None:
+    worker, begun, seen = Worker(faulty, drain_grace=0), threading.Event(), list[str]()
+
+    @worker.around
+    async def around(held: Lease) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.001)
+                seen.append("put away")
+
+    @worker.handler("k")
+    async def run(payload: None) -> None:
+        begun.set()
+        await anyio.sleep(600)
+
+    with at_work(worker):
+        task = submitter.schedule("k")
+        assert begun.wait(60)
+    assert seen == ["put away"]
+    assert [run.outcome for run in submitter.get(task).history] == ["release"]
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # of a fork in a process with threads

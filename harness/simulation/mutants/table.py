@@ -1,6 +1,7 @@
 """The mutants, by name."""
 
 from harness.simulation.mutants.access import ACCESS
+from harness.simulation.mutants.around import AROUND
 from harness.simulation.mutants.beyond import BEYOND
 from harness.simulation.mutants.changes import CHANGES
 from harness.simulation.mutants.dead_letters import DEAD_LETTERS
@@ -33,6 +34,7 @@ TABLES = (
     FLOWS,
     WAITS,
     ACCESS,
+    AROUND,
     BEYOND,
 )
 MUTANTS = {name: mutant for table in TABLES for name, mutant in table.items()}

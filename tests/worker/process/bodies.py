@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,55 @@ def around(held: leasekit.Lease) -> Iterator[None]:
 
 
 _around: list[str] = []
+_tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+
+
+def around_tenant(held: leasekit.Lease) -> Iterator[None]:
+    held.progress(_tenant.get())
+    _tenant.set(held.task.payload)
+    yield
+
+
+def tenant(payload: str, held: leasekit.Lease) -> str:
+    return _tenant.get()
+
+
+async def async_tenant(payload: str, held: leasekit.Lease) -> str:
+    return await asyncio.to_thread(_tenant.get)
+
+
+def around_noting(held: leasekit.Lease) -> Iterator[None]:
+    """Leave a line about how the run ended, and swallow that."""
+    try:
+        yield
+    except leasekit.LeasekitError as error:
+        with Path(held.task.payload).open("a") as file:
+            file.write(f"{type(error).__name__}\n")
+
+
+async def async_around(held: leasekit.Lease) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(0.001)
+            await anyio.Path(held.task.payload).write_text("put away\n")
+
+
+def checks(payload: str, held: leasekit.Lease) -> str:
+    if held.fence == 1:
+        held.progress("begun")
+        while True:
+            held.check()
+            time.sleep(0.01)
+    return "second"
+
+
+async def waits(payload: str, held: leasekit.Lease) -> str:
+    if held.fence == 1:
+        held.progress("begun")
+        await anyio.sleep(600)
+    return "second"
 
 
 def lifespan() -> Iterator[None]:

@@ -16,11 +16,12 @@ from leasekit.server.conformance.record import Exchange, Record, Sign
 from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api
 from leasekit.server.http.sending import ABORT
-from leasekit.wire import REQUEST_HEADER
+from leasekit.wire import REQUEST_HEADER, BeatsRequest, ClaimRequest, ResultsRequest
 
 SIGN = "/sign"
 """The path below which a running handler shows that it runs: `/sign/TASK?attempt=N`."""
 
+_FORMS = {"/v1/claims": ClaimRequest, "/v1/heartbeats": BeatsRequest, "/v1/results": ResultsRequest}
 _PROXY_PAGE = "<html><body><h1>{}</h1></body></html>"
 
 
@@ -121,7 +122,8 @@ class Recorder(Api):
             body=_decoded(body),
         )
         self.record.exchanges.append(exchange)
-        fault = self._fault(exchange, grants=False)
+        # A request that does not fit its schema is refused, whatever else was to become of it.
+        fault = self._fault(exchange, grants=False) if _fits(exchange.path, body) else None
         answer = _Answer()
         if fault is None or fault.applied:
             await super().__call__(scope, _replayed(body, receive), answer)
@@ -203,6 +205,16 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return messages.pop() if messages else await receive()
 
     return replay
+
+
+def _fits(path: str, body: bytes) -> bool:
+    if (form := _FORMS.get(path)) is None:
+        return True
+    try:
+        msgspec.json.decode(body, type=form)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def _decoded(body: bytes) -> dict[str, Any]:

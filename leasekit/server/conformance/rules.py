@@ -19,7 +19,7 @@ REFUSED = "urn:leasekit:problem:refused"
 def requests_fit_the_schema(record: Record) -> Iterator[str]:
     """Send requests that the server does not refuse: `/openapi.json` describes them."""
     for exchange in record.exchanges:
-        if exchange.fault is None and exchange.status in {400, 403, 404, 405, 413, 415, 422}:
+        if _is_refused(exchange):
             yield f"{exchange.method} {exchange.path} was answered {exchange.status}: {exchange.answer.get('detail')}"
 
 
@@ -160,9 +160,14 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _is_refused(exchange: Exchange) -> bool:
+    """Return whether the server has refused the request: one that does not fit the schema is disturbed by nothing."""
+    return exchange.fault is None and exchange.status in {400, 403, 404, 405, 413, 415, 422}
+
+
 def _accepted(record: Record, path: str) -> Iterator[Exchange]:
     """Yield the exchanges of a path whose request has the form of the schema."""
-    return (it for it in record.to(path) if it.status not in {400, 413, 415, 422})
+    return (it for it in record.to(path) if not _is_refused(it))
 
 
 def _is_repeat(busy: Exchange, later: Exchange) -> bool:

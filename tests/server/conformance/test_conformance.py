@@ -1,6 +1,7 @@
 """The check of clients: good ones pass it in every scenario, and a client that breaks a rule is found."""
 
 import asyncio
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from leasekit.server.conformance.rules import RULES
 from leasekit.server.conformance.runner import check
 from leasekit.server.conformance.scenarios import SCENARIOS, Scenario
 
-PLAIN = (Path(__file__).parents[3] / "examples" / "15_any_language.py").read_text(encoding="utf-8")
+EXAMPLES = Path(__file__).parents[3] / "examples"
+NODE = shutil.which("node")  # 20.3 or newer
+PLAIN = (EXAMPLES / "15_any_language.py").read_text(encoding="utf-8")
 OWN = """
 import os, time, urllib.request
 import leasekit
@@ -51,6 +54,12 @@ def broken_rules(folder: Path, program: str, scenario: Scenario) -> dict[str, st
 @pytest.mark.parametrize("program", [OWN, PLAIN], ids=["leasekit", "plain"])
 def test_a_good_client_breaks_no_rule(program: str, name: str, tmp_path: Path) -> None:
     assert broken_rules(tmp_path, program, BY_NAME[name]) == {}
+
+
+@pytest.mark.skipif(NODE is None, reason="Node.js is not installed")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_good_client_in_another_language_breaks_no_rule(name: str) -> None:
+    assert asyncio.run(check(BY_NAME[name], [str(NODE), str(EXAMPLES / "15_any_language.mjs")])) == []
 
 
 KNOWN = """        answer = json.load(response)
@@ -120,6 +129,21 @@ MUTANTS = {
         [('"token": self.task["token"], **said', '"token": "mine", **said')],
     ),
     "an unknown outcome": ("plain", "requests_fit_the_schema", [("**said}", '**said, "outcome": "done"}')]),
+    "heartbeats that do not fit, where some are answered by others": (
+        "stale-answers",
+        "requests_fit_the_schema",
+        [('beat = {"id": self.task["id"], "token"', 'beat = {"task": self.task["id"], "token"')],
+    ),
+    "results that do not fit, where some are lost": (
+        "lost-requests",
+        "requests_fit_the_schema",
+        [('item = {"id": self.task["id"], "token"', 'item = {"task": self.task["id"], "token"')],
+    ),
+    "claims by another method": (
+        "plain",
+        "requests_fit_the_schema",
+        [("json.dumps(body).encode(), headers)", "None, headers)")],
+    ),
     "a refused request is repeated": (
         "plain",
         "a_refused_request_is_not_repeated",

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from leasekit.task import Name, Tag, TaskDefaults, TaskSettings
-from leasekit.task.words import MAX_TAGS, Requires
+from leasekit.task.leased import check_preference
+from leasekit.task.words import MAX_TAGS, PreferFor, Requires
 
 __all__ = [
     "Firing", "FiringOutcome", "Overlap", "PeriodicInfo", "PeriodicName", "PeriodicOptions", "PeriodicTask",
@@ -38,6 +39,10 @@ class PeriodicTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
     """As in `NewTask`."""
     requires: Requires = {}
     """As in `NewTask`."""
+    prefers: Requires = {}
+    """As in `NewTask`."""
+    prefer_for: PreferFor | None = None
+    """As in `NewTask`."""
     cron: Annotated[str, Meta(min_length=9, max_length=256, pattern=r"^[ -~]+\Z")] | None = None
     """Minute, hour, day of the month, month and day of the week, as in `0 7 * * MON-FRI`."""
     tz: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
@@ -62,6 +67,7 @@ class PeriodicTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, 
             raise ValueError("`tz` is the time zone of a `cron`: leave it out with `every`")
         if self.every is not None and self.jitter > self.every:
             raise ValueError(f"`jitter` must be at most `every`, which is {self.every} s, got {self.jitter:g}")
+        check_preference(self)
 
 
 class PeriodicOptions(TaskDefaults, total=False):

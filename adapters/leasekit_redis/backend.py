@@ -64,7 +64,7 @@ from leasekit_redis.renewing import Renewing
 from leasekit_redis.scripts import CANCEL, DROP
 from leasekit_redis.waiting import Wakes
 
-_LACKS = ("key", "tags", "requires", "debounce", "dedupe_scope", "start_deadline")  # of the options of tasks
+_LACKS = ("key", "tags", "requires", "prefers", "debounce", "dedupe_scope", "start_deadline")  # of the options of tasks
 _CANCELLED = msgpack.Decoder(Cancelled)
 
 P = ParamSpec("P")

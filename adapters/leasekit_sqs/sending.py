@@ -95,6 +95,8 @@ def _of_no_queue(task: NewTask) -> list[tuple[str, str]]:
         found.append(
             ("requires", "a queue hands each message to any receiver: use a queue of their own for such tasks")
         )
+    if task.prefers:
+        found.append(("prefers", "a queue hands each message to any receiver: leave it out"))
     if task.tags:
         found.append(("tags", "a message in a queue cannot be found: put them into the payload"))
     if task.debounce is not None or task.dedupe_scope != "kept":

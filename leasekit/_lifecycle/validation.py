@@ -34,6 +34,7 @@ LACKING = {
     "dedupe_scope": _NO_DEBOUNCE,
     "tags": "needs an index of tags, which this service lacks: use `collection`, or leave the tags out",
     "requires": "needs labels of workers, which this service lacks: give such tasks a kind of their own",
+    "prefers": "needs labels of workers, which this service lacks: leave it out",
     "start_deadline": "has no effect at this service, which starts a task however late it is: leave it out",
 }
 """The options of a task that a service may lack, and why it refuses them."""

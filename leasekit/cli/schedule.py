@@ -76,6 +76,14 @@ Requires = Annotated[
     list[str] | None,
     typer.Option("--requires", metavar="NAME=VALUE", help="Only for workers with this label; several: with all."),
 ]
+Prefers = Annotated[
+    list[str] | None,
+    typer.Option("--prefers", metavar="NAME=VALUE", help="Sooner for workers with this label; several: with all."),
+]
+PreferFor = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="Seconds for which it is kept for workers with the labels of --prefers. Default: 10."),
+]
 MaxAttempts = Annotated[
     int | None, typer.Option(parser=_attempts, metavar="N", help="Attempts that may fail; none: no limit. Default: 25.")
 ]
@@ -120,6 +128,8 @@ class TaskOptions(dict[str, Any]):
         collection: Collection = None,
         tags: Tags = None,
         requires: Requires = None,
+        prefers: Prefers = None,
+        prefer_for: PreferFor = None,
         key: Key = None,
         max_attempts: MaxAttempts = None,
         retry_wait: RetryWait = None,
@@ -140,8 +150,8 @@ def _for_client(given: dict[str, Any]) -> dict[str, Any]:
         del given["dedupe_scope"]
     if "task_id" in given:
         given["id"] = given.pop("task_id")
-    if "requires" in given:
-        given["requires"] = options.labels(given["requires"])
+    for name in {"requires", "prefers"} & given.keys():
+        given[name] = options.labels(given[name])
     if "retry_wait" in given:
         given["retry"] = FixedDelays(waits=given.pop("retry_wait"))
     if given.get("max_attempts") == _NO_LIMIT:

@@ -1,6 +1,6 @@
 """`leasekit status`: one task with its history, or an overview."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,8 +136,8 @@ class _Task:
         facts: dict[str, object] = {
             "id": task.id, "kind": task.kind, "status": task.status, "priority": task.priority,
             "collection": task.collection, "tags": ", ".join(task.tags),
-            "requires": ", ".join(f"{name}={value}" for name, value in task.requires.items()), "key": task.key,
-            "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
+            "requires": _listed(task.requires), "prefers": _listed(task.prefers), "prefer_for": task.prefer_for,
+            "key": task.key, "attempt": task.attempt, "crashes": task.crashes, "fence": task.fence,
             **{name: moment(at) for name in _TIMES if (at := getattr(task, name)) is not None},
             "running_for": running_for(task), "worker": task.worker,
             "lease_until": task.lease_until and output.moment(task.lease_until),
@@ -240,6 +240,10 @@ class _Overview:
 def _aged(at: datetime) -> str:
     """Return a moment, and how long ago that was."""
     return f"{output.moment(at)}, {output.ago(at)}"
+
+
+def _listed(labels: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in labels.items())
 
 
 def last_error(task: TaskInfo) -> Any:

@@ -4,13 +4,13 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from leasekit.server.fair_lane import FairLane
-from leasekit.server.kind_queue import LaneReader, levels
+from leasekit.server.kind_queue import LaneReader, View, levels
 from leasekit.server.roles import start_deadlines
 from leasekit.server.rooms import Rooms
 from leasekit.server.store import GateRow, Lane, Trigger
 from leasekit.server.store.gates import COLLECTION
 from leasekit.server.store.kind_rules import NO_RULES
-from leasekit.server.store.routes import NO_LABELS, fits, is_route, kind_of
+from leasekit.server.store.routes import NO_LABELS, fits, hold_back, is_route, kind_of
 from leasekit.server.unit_of_work import UnitOfWork
 
 _MOST = 1000  # rows of a lane that are read at once
@@ -23,7 +23,8 @@ class DueTasks:
 
     Lanes of kinds that are closed or at a limit are not read, nor those in `without` (kind and priority); `rooms` knows
     the limits. Tasks of closed collections are left out, and are in `sieve.shut_out`; so are those whose start deadline
-    has passed, in `sieve.late`. Tasks that require labels are included if one of `workers` (labels) has them.
+    has passed, in `sieve.late`. Tasks that require or prefer labels are included if one of `workers` (labels) gets them
+    by now.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class DueTasks:
         without: Collection[tuple[str, int]] = (),
         workers: Collection[frozenset[str]] = (),
     ) -> None:
-        due = [lane for lane in turn.lanes(kinds, workers) if lane.due_at <= turn.now]
+        due = [lane for lane in turn.lanes(kinds, workers) if _is_open(lane, workers, turn.now)]
         due = [lane for lane in due if (lane.kind, lane.priority) not in without] if without else due
         self.rooms = Rooms(turn, {lane.kind for lane in due})
         due = [lane for lane in due if self.rooms.left(lane.kind) > 0]
@@ -101,9 +102,13 @@ class DueTasks:
             if isinstance(reader := self._reader(row), FairLane):
                 reader.drop(row)
 
-    def _fitting(self, kind: str, labels: frozenset[str]) -> Sequence[LaneReader]:
+    def _fitting(self, kind: str, labels: frozenset[str]) -> Sequence[View]:
+        """Return the lanes of a kind from which a worker gets tasks, and for how long these must have been due."""
         readers = self._readers[kind]
-        return [reader for reader in readers if fits(reader.name, labels)] if self._has_routes else readers
+        if not self._has_routes:
+            return [(reader, 0.0) for reader in readers]
+        held = [(reader, hold_back(reader.name, labels)) for reader in readers if fits(reader.name, labels)]
+        return [(reader, seconds) for reader, seconds in held if reader.due_at + seconds <= self._turn.now]
 
     def _reader(self, row: Trigger) -> LaneReader:
         readers = [reader for reader in self._readers[row.kind] if reader.priority == row.priority]
@@ -114,6 +119,13 @@ class DueTasks:
         """Charge the keys of the tasks that were taken; call this after these were saved."""
         for lane in self._fair:
             lane.close()
+
+
+def _is_open(lane: Lane, workers: Collection[frozenset[str]], now: float) -> bool:
+    """Return whether the first task of a lane is due, and for one of these workers that fit if it has a route."""
+    if lane.due_at > now or not is_route(lane.name):
+        return lane.due_at <= now
+    return any(fits(lane.name, labels) and lane.due_at + hold_back(lane.name, labels) <= now for labels in workers)
 
 
 class Sieve:

@@ -85,8 +85,8 @@ _Time = Callable[[], float]
 
 _NO_LABELS: Mapping[str, str] = {}
 _NOT_ENQUEUED = (
-    "a task with `requires` is claimed from the server itself, and this one hands tasks out by queues (--queue): leave "
-    "`requires` out, or schedule the task at a server without queues, over another store"
+    "a task with `requires` or `prefers` is claimed from the server itself, and this one hands tasks out by queues "
+    "(--queue): leave these out, or schedule the task at a server without queues, over another store"
 )
 
 _PERIOD = 1.0  # seconds between two ticks of the consumer
@@ -270,7 +270,7 @@ class Engine:
         if not tasks:
             return []
         self.room.check()
-        if self.enqueuer is not None and any(task.requires for task in tasks):
+        if self.enqueuer is not None and any(task.requires or task.prefers for task in tasks):
             raise Refused(_NOT_ENQUEUED)
         with self.commit.together():  # one commit makes a task durable and grants it to a waiting claim
             due = Counter(lane_of(task) for task in tasks if task.at is None and not (task.delay or task.after))

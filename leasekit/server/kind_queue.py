@@ -36,17 +36,23 @@ class LaneReader(Protocol):
 
 
 class Part(NamedTuple):
-    """A lane, as far as its tasks compete at one level: those that were due by `until`."""
+    """A lane, as far as its tasks compete at one level: those that were due by `until`, and for `held` seconds."""
 
     reader: LaneReader
     until: float = math.inf
+    held: float = 0.0
+
+
+View = tuple[LaneReader, float]
+"""A lane, and for how many seconds its tasks must have been due for a worker to get them."""
 
 
 class KindQueue:
     """The tasks of a kind at one level, the longest due first, as many as its limits leave."""
 
-    def __init__(self, kind: str, rules: KindRules, rooms: Rooms) -> None:
+    def __init__(self, kind: str, rules: KindRules, rooms: Rooms, *, now: float) -> None:
         self.kind = kind
+        self._now = now
         self.weight = rules.weight
         self._rooms = rooms
         self._parts: list[Part] = []
@@ -64,7 +70,7 @@ class KindQueue:
         if self._rooms.left(self.kind) <= 0:
             return None
         heads = [(head, at) for at, part in enumerate(self._parts) if (head := part.reader.head()) is not None]
-        heads = [(head, at) for head, at in heads if head[0] <= self._parts[at].until]
+        heads = [(head, at) for head, at in heads if self._admits(self._parts[at], head[0])]
         if not heads:
             return None
         self._rooms.start(self.kind)
@@ -73,7 +79,7 @@ class KindQueue:
     def take(self, limit: int) -> list[Trigger]:
         """Take up to `limit` tasks."""
         rows: list[Trigger] = []
-        if len(self._parts) == 1 and self._parts[0].until == math.inf:
+        if len(self._parts) == 1 and self._parts[0][1:] == (math.inf, 0.0):
             rows += self._parts[0].reader.take(min(limit, self._rooms.left(self.kind)))
             self._rooms.start(self.kind, len(rows))
             return rows
@@ -81,17 +87,20 @@ class KindQueue:
             rows.append(row)
         return rows
 
+    def _admits(self, part: Part, due_at: float) -> bool:
+        return due_at <= part.until and due_at + part.held <= self._now
+
 
 def levels(
-    kinds: Sequence[tuple[str, KindRules, Sequence[LaneReader]]], rooms: Rooms, *, now: float
+    kinds: Sequence[tuple[str, KindRules, Sequence[View]]], rooms: Rooms, *, now: float
 ) -> list[tuple[int, list[KindQueue]]]:
     """Return the levels at which these kinds compete, the most urgent first: priorities, and 0 for what has aged."""
     found: dict[int, dict[str, KindQueue]] = {}
     for kind, rules, readers in kinds:
-        for reader in readers:
-            parts = [(reader.priority, Part(reader))]
+        for reader, held in readers:
+            parts = [(reader.priority, Part(reader, held=held))]
             if reader.priority and reader.due_at <= now - rules.aging:
-                parts.append((0, Part(reader, now - rules.aging)))
+                parts.append((0, Part(reader, now - rules.aging, held)))
             for level, part in parts:
-                found.setdefault(level, {}).setdefault(kind, KindQueue(kind, rules, rooms)).add(part)
+                found.setdefault(level, {}).setdefault(kind, KindQueue(kind, rules, rooms, now=now)).add(part)
     return [(level, list(queues.values())) for level, queues in sorted(found.items())]

@@ -20,7 +20,7 @@ from leasekit.server.clock import Clock
 from leasekit.server.commit import Done, resolve
 from leasekit.server.fair_bound import FairBound, caller_of
 from leasekit.server.roles.claims import Answer, WaitingClaim
-from leasekit.server.store.routes import NO_LABELS, fits, kind_of
+from leasekit.server.store.routes import NO_LABELS, gets_at_once, kind_of
 from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed, Ticket
 
@@ -115,7 +115,10 @@ class LongPolls:
                 self._give_up(poll)
 
     def ready(self, readied: Mapping[str, NewlyDue]) -> None:
-        """Try a waiting claim for each task that has become ready, by kind or route, and note when the next are due."""
+        """Try a waiting claim for each task that has become ready, by kind or route, and note when the next are due.
+
+        Tasks that prefer labels are ready under two names: for workers that have these, and later for all that fit.
+        """
         for name, due in readied.items():
             was_full = kind_of(name) in self._full
             self._wake(name, self._startable(name, due))
@@ -276,8 +279,8 @@ class LongPolls:
             self._try_again(poll)
 
     def _candidates(self, name: str) -> Iterable[_Poll]:
-        """Return the parked claims whose workers may have the tasks of a kind or route, in order of arrival."""
-        pools = [polls for labels, polls in self._parked.get(kind_of(name), {}).items() if fits(name, labels)]
+        """Return the parked claims whose workers get due tasks of a kind or route at once, in order of arrival."""
+        pools = [polls for labels, polls in self._parked.get(kind_of(name), {}).items() if gets_at_once(name, labels)]
         return pools[0] if len(pools) == 1 else heapq.merge(*pools, key=_number)
 
     def _note_due(self, kind: str, due_at: float) -> None:

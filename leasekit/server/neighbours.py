@@ -27,7 +27,7 @@ from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, node_info
 from leasekit.server.store import MESSAGE, Company, Lane, NodeRow, SharedStore
 from leasekit.server.store.gates import KIND, Gates
-from leasekit.server.store.routes import is_route
+from leasekit.server.store.routes import is_route, ready_at
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent
 from leasekit.task import NodeInfo, Verdict
 
@@ -213,8 +213,9 @@ class Neighbours:
         self._polls.drain(drained)
         now = self._clock.peek()
         for lane in lanes:  # a kind may have several
-            is_due = lane.due_at <= now
-            self._polls.ready({lane.name: NewlyDue(int(is_due), None if is_due else lane.due_at, int(is_due))})
+            for name, at in ready_at(lane.name, lane.due_at):
+                is_due = at <= now
+                self._polls.ready({name: NewlyDue(int(is_due), None if is_due else at, int(is_due))})
 
     def _news_of(self, kinds: Sequence[str]) -> tuple[list[Lane], list[str]]:
         """Return the lanes of these kinds, and the workers that drain."""

@@ -51,7 +51,7 @@ def work_of_settlement(settlement: Settlement) -> int:
 
 def lane_of(task: NewTask) -> str:
     """Return the name of the lanes of a task: its kind, or its route."""
-    return route_of(task.kind, task.requires) if task.requires else task.kind
+    return route_of(task) or task.kind
 
 
 def _blocks(value: Any) -> int:

@@ -19,7 +19,7 @@ from leasekit.server.store import DrainRow, GateRow, Lane, Trigger, Tx
 from leasekit.server.store.gates import KIND, Gates
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.kind_rules import KindRules
-from leasekit.server.store.routes import fitting, kind_of
+from leasekit.server.store.routes import fitting, kind_of, ready_at
 from leasekit.task import Status
 
 _ENDS = frozenset({"settled", "expired"})  # events that end a run
@@ -253,11 +253,8 @@ class UnitOfWork:
                 self._due[kind] -= min(due, self._due[kind])
             if name in self._taken:
                 continue
-            if due:
-                self.ready(name, self.now, count=due)
-            for at in times:
-                if at > self.now:
-                    self.ready(name, at)
+            for ready_name, at in (each for due_at in times for each in ready_at(name, due_at)):
+                self.ready(ready_name, at)
         self._due = {name: count for name, count in self._due.items() if count}
 
     def _places_freed(self) -> Mapping[str, int]:

@@ -110,6 +110,10 @@ class TaskInfo(Discreet, frozen=True, kw_only=True):
     """As it was scheduled, or the collection where the kind is `fair`."""
     requires: dict[str, str] = {}
     """As it was scheduled."""
+    prefers: dict[str, str] = {}
+    """As it was scheduled."""
+    prefer_for: float | None = None
+    """For how many seconds after its due time it prefers these labels; None: it prefers none."""
     payload: Any = None
     """As it was scheduled."""
     progress: Any = None

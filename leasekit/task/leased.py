@@ -1,7 +1,7 @@
 """Tasks from their submission to their result: leases, heartbeats, settlements, and verdicts on each."""
 
 from datetime import datetime, timedelta
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Protocol, TypedDict
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -17,6 +17,7 @@ from leasekit.task.words import (
     Expiry,
     Name,
     Outcome,
+    PreferFor,
     ProgressSeq,
     Requires,
     Seconds,
@@ -44,6 +45,11 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
     turn. None: the kind's settings say (`fair`)."""
     requires: Requires = {}
     """The labels that a worker must have, with these values, to get the task; four at most."""
+    prefers: Requires = {}
+    """Further labels, four at most: until the task has been due for `prefer_for` seconds, only workers that have these
+    too get it."""
+    prefer_for: PreferFor | None = None
+    """For how many seconds after each of its due times the task `prefers` labels. None: ten."""
     at: Annotated[datetime, Meta(tz=True)] | None = None
     """The task does not start before this instant."""
     delay: Seconds | None = None
@@ -71,6 +77,7 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
             raise ValueError("`named:` and `once:` begin ids of tasks that stand for a name, whose kind is their id")
         if self.delay is not None and self.at is not None:
             raise ValueError("`at` and `delay` both say when the task may start: give one of them")
+        check_preference(self)
         if self.debounce is None and self.dedupe_scope == "kept":
             return
         if self.dedupe_key is None:
@@ -79,12 +86,40 @@ class NewTask(TaskSettings, frozen=True, kw_only=True, omit_defaults=True, forbi
             raise ValueError("a task with `debounce` has no `after` and no `dedupe_scope`: leave them out")
 
 
+class _Labelled(Protocol):
+    @property
+    def requires(self) -> dict[str, str]: ...
+
+    @property
+    def prefers(self) -> dict[str, str]: ...
+
+    @property
+    def prefer_for(self) -> float | None: ...
+
+    @property
+    def key(self) -> str | None: ...
+
+
+def check_preference(task: _Labelled) -> None:
+    """Raise `ValueError` if a task cannot prefer what it says."""
+    if not task.prefers:
+        if task.prefer_for is not None:
+            raise ValueError("`prefer_for` says for how long a task prefers labels: give `prefers` too")
+        return
+    if both := sorted(task.requires.keys() & task.prefers.keys()):
+        raise ValueError(f"label {both[0]!r} is in `requires` and in `prefers`: leave it out of one of them")
+    if task.key is not None:
+        raise ValueError("a task with a `key` cannot prefer workers: leave out `prefers` or `key`")
+
+
 class TaskDefaults(TypedDict, total=False):
     """The options of a task that its handler can declare; `NewTask` has their meanings and bounds."""
 
     collection: str | None
     tags: list[str]
     requires: dict[str, str]
+    prefers: dict[str, str]
+    prefer_for: float | None
     priority: int
     dedupe_window: float | None
     max_attempts: int | None

@@ -32,6 +32,12 @@ MAX_REQUIRED = 4
 
 Requires = Annotated[dict[LabelName, LabelValue], Meta(max_length=MAX_REQUIRED)]
 
+PreferFor = Annotated[float, Meta(ge=0.1, le=86400)]
+"""Seconds for which a due task is kept for workers with the labels that it prefers: a tenth to a day."""
+
+PREFER_FOR = 10.0
+"""The seconds for which a task prefers labels if it does not say."""
+
 Seconds = Annotated[float, Meta(ge=0, le=10 * 365 * 86400)]
 """A duration, up to ten years."""
 

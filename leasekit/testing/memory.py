@@ -51,7 +51,7 @@ from leasekit.server.roles.unmet import unmet
 from leasekit.server.store import RETENTION, PeriodicRow, Tx, View
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.memory import MemoryStore
-from leasekit.server.store.routes import labels_of
+from leasekit.server.store.routes import hold_back, labels_of
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import (
     Beat,
@@ -475,7 +475,9 @@ class MemoryService:
 def _next_due(turn: UnitOfWork, kinds: Sequence[str], labels: frozenset[str]) -> float:
     """Return when the next task of these kinds is due and may start, a gate opens, or the next lease ends."""
     full = {kind: due.next_at for kind, due in turn.readied().items() if due.is_full}
-    lanes = [full.get(lane.name) or lane.due_at for lane in turn.lanes(kinds, [labels] if labels else ())]
+    lanes = [
+        full.get(lane.name) or lane.due_at + hold_back(lane.name, labels) for lane in turn.lanes(kinds, [labels])
+    ]
     opens = [gate.until for gate in turn.gates.rows if gate.until is not None]
     fires = [at for at in [turn.tx.next_firing()] if at is not None]
     ends = [row.next_trigger_at or math.inf for row in turn.tx.expired(now=math.inf, limit=1)]

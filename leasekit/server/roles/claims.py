@@ -14,10 +14,10 @@ from leasekit.server.roles import drains, gates, start_deadlines
 from leasekit.server.roles.consumer import reap
 from leasekit.server.roles.tickets import TicketTasks
 from leasekit.server.rooms import Why
-from leasekit.server.store import ClaimMemory, Content, Lane, Trigger
+from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.store.gates import KIND
-from leasekit.server.store.routes import NO_LABELS, fits, is_route
+from leasekit.server.store.routes import NO_LABELS, fits, gets_at_once, is_route, kind_of, ready_at
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task, Ticket
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
@@ -101,7 +101,7 @@ def _took_all(request: WaitingClaim, answer: Answer | None) -> bool:
 
 def _due_tasks(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> DueTasks:
     kinds = {kind for request in requests for kind in request.kinds}
-    workers = {request.labels for request in requests if request.labels}
+    workers = {request.labels for request in requests}
     return DueTasks(turn, kinds, wanted=sum(request.limit for request in requests), workers=workers)
 
 
@@ -121,30 +121,31 @@ def _note_what_is_left(
     later: a claim that was woken at once would find them locked again, and so on without an end.
     """
     kinds = {kind for item in requests for kind in item.kinds}
-    workers = {item.labels for item in requests if item.labels}
+    workers = {item.labels for item in requests}
     lanes = turn.lanes(kinds, workers)
     emptied_kinds = {kind for item in emptied for kind in item.kinds}
     looked_at = kinds.union(name for name in turn.tx.queued_routes() if any(fits(name, worker) for worker in workers))
     for name in looked_at.difference(lane.name for lane in lanes if lane.due_at <= turn.now):
         turn.taken(name)
-    for lane in lanes:
-        if lane.due_at <= turn.now and lane.kind in full:
-            again_at, why = full[lane.kind]
-            turn.full(lane.name, again_at)
-            turn.counted[lane.kind, "limited", why] = 1
-        elif lane.due_at <= turn.now and lane.kind in emptied_kinds and _has_emptied(emptied, lane):
-            turn.taken(lane.name)
-            turn.ready(lane.name, turn.now + _LOCKED)
+    for name, due_at in (each for lane in lanes for each in ready_at(lane.name, lane.due_at)):
+        kind = kind_of(name)
+        if due_at <= turn.now and kind in full:
+            again_at, why = full[kind]
+            turn.full(name, again_at)
+            turn.counted[kind, "limited", why] = 1
+        elif due_at <= turn.now and kind in emptied_kinds and _has_emptied(emptied, name):
+            turn.taken(name)
+            turn.ready(name, turn.now + _LOCKED)
         else:
-            turn.ready(lane.name, lane.due_at, count=2 * tried)
+            turn.ready(name, due_at, count=2 * tried)
     for kind, gate in turn.gates.holding(KIND, turn.now).items() if turn.gates.rows else ():
         if kind in kinds and gate.until is not None:
             turn.ready(kind, gate.until)
 
 
-def _has_emptied(requests: Sequence[WaitingClaim], lane: Lane) -> bool:
-    """Return whether any of these claims took tasks of a lane as long as it found some."""
-    return not is_route(lane.name) or any(lane.kind in it.kinds and fits(lane.name, it.labels) for it in requests)
+def _has_emptied(requests: Sequence[WaitingClaim], name: str) -> bool:
+    """Return whether any of these claims took what is ready under a name as long as it found some."""
+    return not is_route(name) or any(kind_of(name) in it.kinds and gets_at_once(name, it.labels) for it in requests)
 
 
 def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:

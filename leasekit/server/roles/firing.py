@@ -32,7 +32,8 @@ _MOST = 500  # tasks that one transaction schedules, about
 _KEPT = 20  # firings that are noted of each periodic task
 _LEAST_DEADLINE = 1.0  # seconds
 _AGAIN = 60.0  # seconds until a periodic task that could not be judged is judged again
-_OPTIONS = {*TaskSettings.__struct_fields__, "kind", "payload", "collection", "tags", "requires", "key"} - {
+_LABELS = ("requires", "prefers", "prefer_for")
+_OPTIONS = {*TaskSettings.__struct_fields__, "kind", "payload", "collection", "tags", *_LABELS, "key"} - {
     "start_deadline"
 }
 

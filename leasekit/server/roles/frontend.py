@@ -179,11 +179,16 @@ class _Intake:
         return task.collection if task.kind in self._turn.kinds.fair else None
 
     def _route_of(self, task: NewTask) -> str | None:
-        """Return the route of a task that requires labels; a task that stands for a name requires none."""
-        return route_of(task.kind, task.requires) if task.requires and not task.kind.startswith(PREFIXES) else None
+        """Return the route of a task that requires or prefers labels; a task that stands for a name has none."""
+        return None if task.kind.startswith(PREFIXES) else route_of(task)
 
-    def _check_order(self, task: NewTask) -> None:
-        """Raise `Refused` for a task with a key and required labels if the keys of its kind are ordered."""
+    def _check_labels(self, task: NewTask) -> None:
+        """Raise `Refused` for a task with a key that prefers labels, or requires some and the keys are in order."""
+        if task.prefers and self._key_of(task) is not None:
+            raise Refused(
+                f"kind {task.kind!r} is `fair`, so the collection of a task is its key, and a task with a key cannot "
+                "prefer workers: leave out `prefers` or `collection`, or schedule it as another kind"
+            )
         if task.requires and self._turn.rules.get(task.kind, NO_RULES).ordered and self._key_of(task) is not None:
             raise Refused(
                 f"the tasks of one key of kind {task.kind!r} run in order (`ordered`), so they cannot be for some "
@@ -191,7 +196,7 @@ class _Intake:
             )
 
     def _add(self, task: NewTask) -> Scheduled:
-        self._check_order(task)
+        self._check_labels(task)
         task_id = task.id or next(self._ids)
         payload = to_bytes(task.payload)
         digest = payload_digest(payload)
@@ -212,7 +217,7 @@ class _Intake:
 
 
 def _check_routes(turn: UnitOfWork, new: Collection[str]) -> None:
-    """Raise `Refused` if the tasks of a kind would require too many different sets of labels."""
+    """Raise `Refused` if the tasks of a kind would require and prefer too many different sets of labels."""
     if not new:
         return
     kinds = {kind_of(name) for name in new}
@@ -220,8 +225,8 @@ def _check_routes(turn: UnitOfWork, new: Collection[str]) -> None:
     for kind, count in Counter(map(kind_of, known)).items():
         if count > MOST:
             raise Refused(
-                f"the waiting tasks of kind {kind!r} would require more than {MOST} different sets of labels "
-                "(`requires`): use fewer, or more kinds"
+                f"the waiting tasks of kind {kind!r} would have more than {MOST} different sets of labels "
+                "(`requires`, and `prefers` with its `prefer_for`): use fewer, or more kinds"
             )
 
 

@@ -14,7 +14,7 @@ from leasekit.server.roles.selection import last_run
 from leasekit.server.store import Checkpoint, Entity, GateRow, Run, Trigger, View
 from leasekit.server.store.damage import is_number, json_fault
 from leasekit.server.store.gates import DROP, KIND, PARKED_AT, Gates
-from leasekit.server.store.routes import requirements_of
+from leasekit.server.store.routes import preference_of, requirements_of
 from leasekit.task import GateInfo, HistoryEntry, TaskInfo
 
 _HISTORY = 100  # the latest runs, which are shown
@@ -56,7 +56,7 @@ def infos_of(view: View, rows: Sequence[Trigger], *, history: bool, now: float, 
             if row.seq in tags:
                 info = replace(info, tags=tags[row.seq])
             if row.seq in routes:
-                info = replace(info, requires=requirements_of(routes[row.seq]))
+                info = _with_labels(info, routes[row.seq])
             if row.seq in of_chains:
                 parent, root = of_chains[row.seq]
                 info = replace(info, parent=parent, root=root)
@@ -68,6 +68,11 @@ def infos_of(view: View, rows: Sequence[Trigger], *, history: bool, now: float, 
                 info = replace(info, gate=gate_info(gate))
             ends_at = row.next_trigger_at if row.status in LEASED else None
             yield info if ends_at is None else replace(info, lease_until=moment(ends_at + gained))
+
+
+def _with_labels(info: TaskInfo, route: str) -> TaskInfo:
+    prefers, prefer_for = preference_of(route) or ({}, None)
+    return replace(info, requires=requirements_of(route), prefers=prefers, prefer_for=prefer_for)
 
 
 def _with_due_time(view: View, info: TaskInfo, row: Trigger, entity: Entity) -> TaskInfo:

@@ -16,7 +16,7 @@ from leasekit.server.key_rooms import UNKEYED
 from leasekit.server.rooms import Rooms
 from leasekit.server.store import Trigger
 from leasekit.server.store.gates import KIND, PARKED_AT
-from leasekit.server.store.routes import NO_LABELS, fits
+from leasekit.server.store.routes import NO_LABELS, fits, hold_back
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Ticket
 
@@ -39,7 +39,9 @@ class TicketTasks:
         usable = [row for task_id, row in rows.items() if self._is_usable(row, fences[task_id])]
         routes = turn.tx.routes_of([row.seq for row in usable])
         usable = [row for row in usable if fits(routes.get(row.seq, ""), labels)]
-        others = {row.id for row in rows.values() if row.kind not in self._kinds}
+        kept = {row.id for row in usable if self._is_held_back(row, routes.get(row.seq, ""), labels)}
+        usable = [row for row in usable if row.id not in kept]
+        others = kept.union(row.id for row in rows.values() if row.kind not in self._kinds)
         self.refused = [task_id for task_id in fences if task_id not in others.union(self._locked)]
         self.rooms = Rooms(turn, {row.kind for row in usable})
         self.sieve = Sieve(turn)
@@ -79,6 +81,11 @@ class TicketTasks:
     def _is_usable(self, row: Trigger, fence: int) -> bool:
         is_parked = row.next_trigger_at == PARKED_AT  # and comes back when its gate is opened
         return row.kind in self._kinds and not is_parked and is_claimable(row, fence, now=self._turn.now)
+
+    def _is_held_back(self, row: Trigger, route: str, labels: frozenset[str]) -> bool:
+        """Return whether a task is kept for other workers for now: its ticket stays good."""
+        seconds = hold_back(route, labels)
+        return seconds > 0 and (row.next_trigger_at or 0.0) + seconds > self._turn.now
 
     def _due(self, rows: Sequence[Trigger]) -> list[Trigger]:
         """Return these tasks as due since they were enqueued, for what measures how long they have waited."""

@@ -26,7 +26,9 @@ def unmet(
     found: dict[str, list[dict[str, str]]] = {}
     for name in sorted(due):
         if not any(fits(name, labels) for labels in known.get(kind_of(name), ())):
-            found.setdefault(kind_of(name), []).append(requirements_of(name))
+            required, of_kind = requirements_of(name), found.setdefault(kind_of(name), [])
+            if required not in of_kind:  # tasks that prefer different labels may require the same
+                of_kind.append(required)
     return found
 
 

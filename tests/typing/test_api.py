@@ -203,6 +203,8 @@ def test_scheduling_and_reading(client: Client) -> None:
     assert_type(info.tags, list[str])
     assert_type(info.requires, dict[str, str])
     assert_type(client.schedule("k", requires={"gpu": "a100"}), Scheduled)
+    assert_type((info.prefers, info.prefer_for), tuple[dict[str, str], float | None])
+    assert_type(client.schedule("k", prefers={"zone": "eu"}, prefer_for=30), Scheduled)
     assert_type(client.tasks("k", labels={"gpu": "a100"}), Tasks)
     assert_type(Worker(client, labels={"gpu": "a100"}).labels, dict[str, str])
     assert_type(client.list_tasks().tasks, list[TaskInfo])

@@ -1,4 +1,4 @@
-"""Tests of labels: a task that requires some is granted to workers that have them."""
+"""Tests of labels: a task that requires or prefers some is granted to workers that have them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class LabelService(Service, Protocol):
 
 
 class Labelling(SchedulerBase):
-    """The promises of `NewTask.requires`, for a service that takes labels; the others refuse such tasks."""
+    """The promises of `NewTask.requires` and `prefers`, for a service that takes labels; the others refuse such tasks."""
 
     @pytest.fixture
     def labelling(self, backend: Any) -> LabelService:
@@ -36,6 +36,55 @@ class Labelling(SchedulerBase):
         with pytest.raises(Refused, match="requires") as refused:
             await backend.schedule([NewTask(kind=kind), NewTask(kind=kind, requires={"gpu": "a100"})])
         assert [(error["item"], error["field"]) for error in refused.value.errors] == [(1, "requires")]
+
+    async def test_preferences_are_refused_where_there_are_no_labels(self, backend: Service, kind: str) -> None:
+        if backend.capabilities.labels:
+            pytest.skip("the service takes labels")
+        with pytest.raises(Refused, match="prefers") as refused:
+            await backend.schedule([NewTask(kind=kind, prefers={"zone": "eu"})])
+        assert [(error["item"], error["field"]) for error in refused.value.errors] == [(0, "prefers")]
+
+    async def test_a_preferred_worker_gets_the_task_and_others_get_it_later(
+        self, labelling: LabelService, kind: str
+    ) -> None:
+        eu, kept, soon = {"zone": "eu"}, f"{kind}-kept", f"{kind}-soon"
+        await labelling.schedule(
+            [
+                NewTask(kind=kind, id=kept, prefers=eu, prefer_for=3600),
+                NewTask(kind=kind, id=soon, prefers=eu, prefer_for=2.0),
+            ]
+        )
+        assert await self.granted_with(labelling, kind, {"zone": "us"}) == []
+        async with self.waiting(labelling, kind) as answers:
+            await self.sleep(2.1)
+        assert [task.id for claimed in answers for task in claimed.tasks] == [soon]
+        info = await self.info(labelling, kept)
+        assert (info.prefers, info.prefer_for) == ({"zone": "eu"}, 3600)
+        assert await self.granted_with(labelling, kind, {"zone": "eu"}) == ["kept"]
+
+    async def test_a_claim_that_waits_gets_a_task_that_prefers_its_labels(
+        self, labelling: LabelService, kind: str
+    ) -> None:
+        claiming = asyncio.create_task(
+            labelling.claim([kind], limit=1, wait=30, claim_id=f"{kind}-w", labels={"zone": "eu"})
+        )
+        await labelling.schedule([NewTask(kind=kind, id=kind, prefers={"zone": "eu"}, prefer_for=3600)])
+        assert [task.id for task in (await claiming).tasks] == [kind]
+
+    async def test_preferences_that_cannot_be_are_refused(self, labelling: LabelService, kind: str) -> None:
+        eu = {"zone": "eu"}
+        wrong: dict[str, dict[str, Any]] = {
+            "prefers": {"kind": kind, "prefers": {"a b": "x"}},
+            "prefer_for": {"kind": kind, "prefer_for": 5.0},
+            "is in `requires` and in `prefers`": {"kind": kind, "prefers": eu, "requires": {"zone": "us"}},
+            "`key` cannot prefer": {"kind": kind, "prefers": eu, "key": "a"},
+        }
+        for message, options in wrong.items():
+            with pytest.raises((Refused, ValueError), match=message):
+                await labelling.schedule([NewTask(**options)])
+        for seconds in (0.0, 0.05, 86_401.0):
+            with pytest.raises(Refused, match="prefer_for"):
+                await labelling.schedule([NewTask(kind=kind, prefers=eu, prefer_for=seconds)])
 
     async def test_only_a_worker_with_all_labels_is_granted_a_task(self, labelling: LabelService, kind: str) -> None:
         gpu, eu = {"gpu": "a100"}, {"zone": "eu"}

@@ -288,6 +288,8 @@ async def test_a_task_can_be_read_whole(bench: Bench) -> None:
         "parent": None,
         "root": "a",
         "requires": {},
+        "prefers": {},
+        "prefer_for": None,
         "start_by": None,
         "tags": [],
     }

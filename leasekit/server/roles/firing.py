@@ -80,9 +80,12 @@ def fire_one(turn: UnitOfWork, row: PeriodicRow) -> Fired:
     if is_locked:
         return Fired(row, 0, is_locked=True)
     plan = _planned(row, task, due, previous, now=turn.now)
+    try:
+        answers = _scheduled(turn, plan.new) if plan.new else []
+    except Refused as error:  # before anything was written
+        return Fired(_put_off(turn, row, str(error), kind=task.kind), 0)
     if plan.replaced is not None:
         _cancel(turn, plan.replaced, by=plan.new[-1].id)
-    answers = _scheduled(turn, plan.new) if plan.new else []
     made = [_made(at, answer) for at, answer in zip(plan.instants, answers, strict=True)]
     notes = sorted([*plan.notes, *made], key=lambda note: note.at)
     last_id = answers[-1].id if answers else row.last_id

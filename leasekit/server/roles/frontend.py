@@ -126,7 +126,6 @@ class _Intake:
     def _save_new(self) -> None:
         turn = self._turn
         seq = turn.tx.allocate_seqs(len(self._new))
-        comes_from_others = bool(self.after or self._parents)
         entities: list[Entity] = []
         rows: list[Trigger] = []
         keys: dict[int, str] = {}
@@ -145,12 +144,15 @@ class _Intake:
                 routes[seq] = route
             if task.tags:
                 tags += [(tag, seq) for tag in sorted(set(task.tags))]
-            turn.tell("scheduled", rows[-1])
             seq += 1
-            if not comes_from_others:
-                turn.ready(task.kind, at)
         _check_routes(turn, set(routes.values()))
-        turn.tx.add(entities, self._begun(rows) if comes_from_others else rows, keys, routes)
+        for row in rows:
+            turn.tell("scheduled", row)
+        rows = self._begun(rows) if self.after or self._parents else rows
+        for row in rows:
+            if row.next_trigger_at is not None:
+                turn.ready(row.kind, row.next_trigger_at)
+        turn.tx.add(entities, rows, keys, routes)
         self._write_more(deadlines, tags)
 
     def _write_more(self, deadlines: dict[int, Deadline], tags: list[tuple[str, int]]) -> None:
@@ -167,9 +169,6 @@ class _Intake:
             rows = following.begin(self._turn, rows, self.after)
         if self._parents and self._turn.tx.has_chains():
             rows = chains.add(self._turn, rows, self._parents)
-        for row in rows:
-            if row.next_trigger_at is not None:
-                self._turn.ready(row.kind, row.next_trigger_at)
         return rows
 
     def _key_of(self, task: NewTask) -> str | None:

@@ -551,3 +551,16 @@ async def test_firings_and_changes_are_events_and_firings_are_counted(bench: Ben
     assert b'"kind":"k","outcome":"skipped","periodic":"p"' in heard
     assert bench.engine.commit.tally.kinds["k"].events["firing", "scheduled"] == 1
     assert bench.engine.commit.tally.kinds["k"].events["firing", "skipped"] == 1
+
+
+async def test_a_firing_that_is_refused_is_tried_again_and_keeps_no_other_from_firing(bench: Bench) -> None:
+    await put(bench, "a", prefers={"zone": "eu"}, collection="c", overlap="replace")
+    await put(bench, "b", kind="l")
+    await bench.engine.operations.set_kind("k", KindSettings(fair=True), by=None)
+    await bench.later(START + 1 - bench.clock.wall)
+    (failed,) = (await shown(bench, "a")).firings
+    assert (failed.outcome, "cannot prefer workers" in (failed.reason or "")) == ("failed", True)
+    assert [outcome for _, outcome in await fates(bench, "b")] == ["scheduled"]
+    await bench.engine.operations.set_kind("k", KindSettings(fair=False), by=None)
+    await bench.later(61)
+    assert [outcome for _, outcome in await fates(bench, "a")][-1] == "scheduled"

@@ -110,6 +110,8 @@ class Asked(Event, frozen=True, kw_only=True):
     collection: str | None = None
     key: str | None = None
     requires: dict[str, str] = {}  # the labels that a worker must have
+    prefers: dict[str, str] = {}  # those that it must have too, until the task has been due for `prefer_for` seconds
+    prefer_for: float = 0.0
     due_at: float | None = None  # the moment before which the task must not be granted, by the true clock
     dedupe_key: str | None = None
     dedupe_window: float | None = None

@@ -21,6 +21,7 @@ from leasekit._forwarding import ForwardingScheduler
 from leasekit._lifecycle.sameness import payload_digest
 from leasekit.backend import Backend, Scheduler, TicketSource
 from leasekit.task import Beat, Claimed, NewTask, Scheduled, Settlement, Ticket, Verdict, effective
+from leasekit.task.words import PREFER_FOR
 
 V = TypeVar("V")
 
@@ -176,6 +177,8 @@ def _asked(task: NewTask, offset: float) -> dict[str, Any]:
     settings = effective(task)
     fields = {name: getattr(task, name) for name in ("kind", "collection", "key", "requires", "dedupe_key", "debounce")}
     fields |= {name: getattr(settings, name) for name in names}
+    if task.prefers:
+        fields |= {"prefers": task.prefers, "prefer_for": task.prefer_for or PREFER_FOR}
     fields |= {"after": tuple(task.after), "start_deadline": settings.start_deadline, "dedupe_scope": task.dedupe_scope}
     if task.debounce is not None:
         fields["payload"] = digest_of(task.payload)

@@ -29,7 +29,7 @@ def check(events: Sequence[Event], rules: Rules | None = None) -> list[Violation
     return [
         *safety(lives, rules),
         *liveness(lives, rules),
-        *admission(lives),
+        *admission(lives, rules),
         *waiting(lives, rules),
         *queue(lives),
         *_proof(lives, rules),

@@ -1,4 +1,4 @@
-"""The rules of what operators set, A1-A6, A14, A15, and of the labels that tasks require, A11: functions of a history.
+"""The rules of what operators set, A1-A6, A14, A15, and of labels, A11: functions of a history.
 
 For those of operators the store has written the history. Changes are judged in the order of commits: an event of the
 store stands where its transaction has taken effect.
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from harness import history as log
-from harness.checker.index import Lives
-from harness.checker.rules import Violation
+from harness.checker.index import Lease, Life, Lives
+from harness.checker.rules import Rules, Violation
 
 _OPEN = "open"
 _ROUNDED = 1e-3  # of a token: instants are floats
 _DROPPED = "dropped"  # how the reason of a task begins that a gate has ended
 
 
-def admission(lives: Lives) -> list[Violation]:
+def admission(lives: Lives, rules: Rules) -> list[Violation]:
     of_limits = (found for scope in _SCOPES for check in (_concurrency, _rate) for found in check(lives, scope))
-    of_workers = (*_a11_labels(lives), *_a15_drained(lives))
+    of_workers = (*_a11_labels(lives), *_a11_preferred(lives, rules), *_a15_drained(lives))
     return [*_a1_closed(lives), *_a2_dropped(lives), *of_limits, *_a14_order(lives), *of_workers]
 
 
@@ -133,6 +133,37 @@ def _a15_drained(lives: Lives) -> Iterator[Violation]:
                 yield Violation(rule="A15", task=event.task, why=why, events=[drain, event])
             case _:
                 pass
+
+
+def _a11_preferred(lives: Lives, rules: Rules) -> Iterator[Violation]:
+    """No worker that lacks the labels which a task prefers gets it before it has been due for `prefer_for` seconds."""
+    for life in lives.tasks.values() if rules.due_slack is not None else ():
+        if not life.asked or not life.asked[0].prefers or not life.is_simple:
+            continue
+        if any(_preference(asked) != _preference(life.asked[0]) for asked in life.asked):
+            continue
+        for lease in life.known:
+            yield from _a11_too_early(life, lease, lives, rules)
+
+
+def _preference(asked: log.Asked) -> tuple[dict[str, str], float]:
+    return asked.prefers, asked.prefer_for
+
+
+def _a11_too_early(life: Life, lease: Lease, lives: Lives, rules: Rules) -> Iterator[Violation]:
+    asked, grant = life.asked[0], lease.grant
+    began = lives.process(lease.holder).began if lease.holder else None
+    if began is None or asked.prefers.items() <= began.labels.items():
+        return
+    ends = [end.at for of_task in life.leases.values() for end in of_task.closed if end.at <= grant.at]
+    redrives = [redrive.at for redrive in life.redriven if redrive.at <= grant.at]
+    due_at = max([asked.at if asked.due_at is None else asked.due_at, *ends, *redrives])  # or later
+    early = due_at + asked.prefer_for * (1 - rules.drift) - (rules.due_slack or 0.0) - grant.at
+    if early > 0:
+        why = (
+            f"it prefers {asked.prefers} for {asked.prefer_for:g} s, and {lease.holder} got it {early:.1f} s too early"
+        )
+        yield Violation(rule="A11", task=life.task, why=why, events=[began, asked, grant])
 
 
 def _kind_of(grant: log.Issued, lives: Lives) -> str:

@@ -1,7 +1,7 @@
 """The rules of liveness, L1-L7, each a function of a history."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -48,14 +48,19 @@ class _Room:
                 for since, to in _below(began.slots, [*changes.get(who, ()), *stood], began.at, until)
             ]
 
-    def throughout(self, task: log.Asked, since: float, until: float) -> bool:
-        """Whether a single worker could have begun this task during all of that time."""
-        return any(begin <= since and until <= end and _may_run(worker, task) for worker, begin, end in self._free)
+    def throughout(self, task: log.Asked, since: float, until: float, *, lacks: bool) -> bool:
+        """Whether a single worker could have begun this task during all of that time.
+
+        `lacks`: also one that lacks the labels which the task prefers.
+        """
+        wanted = task.requires if lacks else task.requires | task.prefers
+        return any(
+            begin <= since and until <= end and _may_run(worker, task.kind, wanted) for worker, begin, end in self._free
+        )
 
 
-def _may_run(worker: log.Began, task: log.Asked) -> bool:
-    has_kind = not worker.kinds or task.kind in worker.kinds
-    return has_kind and task.requires.items() <= worker.labels.items()
+def _may_run(worker: log.Began, kind: str, labels: Mapping[str, str]) -> bool:
+    return (not worker.kinds or kind in worker.kinds) and labels.items() <= worker.labels.items()
 
 
 def _below(
@@ -170,7 +175,7 @@ def _surely_over_at(lease: Lease, lives: Lives, rules: Rules) -> float:
 
 
 def _must_start(life: Life, after: Lease | None, ready_at: float, lives: Lives, room: _Room) -> Found:
-    ready_at, within = max(ready_at, room.over_at), room.within
+    within = room.within
     fence = after.fence if after is not None else 0
     later = [lease for lease in life.known if lease.fence > fence]
     if after is not None and any(end.ended for end in after.closed):
@@ -180,12 +185,19 @@ def _must_start(life: Life, after: Lease | None, ready_at: float, lives: Lives, 
     started_at = later[0].grant.at if later else math.inf
     if after is None and 0 in life.leases:  # it may have ended before any grant
         started_at = min([started_at, *(end.at for end in life.leases[0].closed if end.ended)])
-    if min(started_at, lives.last_at) - ready_at <= within:
-        return
-    if life.asked and room.throughout(life.asked[0], ready_at, ready_at + within):
-        why = f"it was ready, a worker had a free slot, and it was not granted within {within:g} s"
-        grants = [lease.grant for lease in (after, *later[:1]) if lease is not None]
-        yield why, [*life.acknowledged[:1], *grants]
+    for kept_for, lacks in ((0.0, False), (_preferred_for(life), True)):
+        open_at = max(ready_at + kept_for, room.over_at)
+        if min(started_at, lives.last_at) - open_at <= within:
+            return
+        if life.asked and room.throughout(life.asked[0], open_at, open_at + within, lacks=lacks):
+            why = f"it was ready, a worker had a free slot, and it was not granted within {within:g} s"
+            grants = [lease.grant for lease in (after, *later[:1]) if lease is not None]
+            yield why, [*life.acknowledged[:1], *grants]
+            return
+
+
+def _preferred_for(life: Life) -> float:
+    return max([asked.prefer_for for asked in life.asked], default=0.0)
 
 
 def _l3_outage(life: Life, lives: Lives, rules: Rules) -> Found:

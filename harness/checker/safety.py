@@ -351,7 +351,7 @@ def _s11_order(lives: Lives, rules: Rules) -> Iterator[Violation]:
                 waits_for_key = asked.key is not None and asked.kind in limited
                 if (
                     asked.collection not in gated
-                    and not asked.requires  # the workers that claim may lack the labels
+                    and not (asked.requires or asked.prefers)  # the workers that claim may lack the labels
                     and not waits_for_key
                     and not _may_be_granted(lives, lives.of(event.task), event.at)
                 ):

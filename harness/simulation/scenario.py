@@ -35,7 +35,8 @@ FAULTS = (
 """All faults.
 
 Rates are per hour; those of `deaf`, `poison`, `hang`, `redrive`, `poll` and of scheduling clients are a percentage of
-tasks, and so is `require`, which no swarm has: of tasks that require labels, of workers of which not all have them.
+tasks, and so are `require`, which no swarm has, and `prefer`: of tasks that require or prefer labels, of workers of
+which not all have them.
 """
 
 QUEUE_FAULTS = (
@@ -105,7 +106,9 @@ def swarm(seed: int, **others: object) -> Scenario:
         rates |= {name: chance.choice(_RATES) for name in QUEUE_FAULTS}
     if chance.random() < 0.5:  # exclusion is not promised for frozen machines: half of all histories have none
         rates["freeze"] = 0.0
-    scenario = Scenario(seed=seed, rates=rates, ttls=chance.choice(_TTLS), has_queues=has_queues)
+    ttls = chance.choice(_TTLS)
+    rates["prefer"] = 0.0 if has_queues else chance.choice(_SHARES)  # any worker gets a message of a queue
+    scenario = Scenario(seed=seed, rates=rates, ttls=ttls, has_queues=has_queues)
     return replace(scenario, **others)  # type: ignore[arg-type]
 
 
@@ -188,7 +191,15 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
     },
     "labels": {
         "rates": only(
-            require=60.0, kill=6.0, server_kill=6.0, drop_reply=4.0, duplicate=4.0, cut=2.0, again=10.0, redrive=10.0
+            require=60.0,
+            prefer=60.0,
+            kill=6.0,
+            server_kill=6.0,
+            drop_reply=4.0,
+            duplicate=4.0,
+            cut=2.0,
+            again=10.0,
+            redrive=10.0,
         ),
         "tasks_per_hour": 150.0,
     },

@@ -38,6 +38,7 @@ class Scheduler:
         self._collections = world.chance("collections") if world.scenario.rates.get("gate") else None
         self._keys = world.chance("keys") if world.scenario.rates.get("key_limit") else None
         self._requires = world.chance("requires") if world.scenario.rates.get("require") else None
+        self._prefers = world.chance("prefers") if world.scenario.rates.get("prefer") else None
         self._wall: Callable[[], float] = lambda: world.now + net.server.wall
         remote, log = Remote(net, self.process, worker="scheduler"), MemoryLog(self.process)
         self._backend = Recorded(remote, log, now=lambda: world.now, wall=self._wall)
@@ -167,6 +168,8 @@ class Scheduler:
         of_claims, of_beats = scenario.ttls_of_a_task(chance)
         wanted = chance.random()
         at = None if wanted > 0.1 else datetime.fromtimestamp(self._wall() + chance.uniform(0, 1800), UTC)
+        key = self._keys.choice((None, *KEYS)) if self._keys else None
+        requires = self._required()
         return NewTask(
             id=f"task-{self._count}",
             kind="short" if plan.hangs else chance.choice(("long", "short")),
@@ -176,8 +179,9 @@ class Scheduler:
             dedupe_key=f"key-{self._count // 6}" if self._hits("same_key") else None,
             dedupe_window=chance.choice((None, 600.0)),
             collection=self._collections.choice((None, *COLLECTIONS)) if self._collections else None,
-            key=self._keys.choice((None, *KEYS)) if self._keys else None,
-            requires=self._required(),
+            key=key,
+            requires=requires,
+            **(self._preferred(requires) if key is None else {}),
             max_attempts=chance.choice((1, 2, 3)) if may_fail else default_attempts,
             max_crashes=chance.choice((0, 1, 2)) if kills else 20,
             max_runtime=longest,
@@ -193,6 +197,15 @@ class Scheduler:
             return {}
         self.world.fired["require"] += 1
         return dict(chance.choice((GPU, EU, GPU | EU)))
+
+    def _preferred(self, requires: Mapping[str, str]) -> dict[str, Any]:
+        chance = self._prefers
+        if chance is None or chance.random() * 100 >= self.world.scenario.rates["prefer"]:
+            return {}
+        wanted = chance.choice((GPU, EU, GPU | EU, {"gpu": "h100"}))  # which no worker has
+        prefers = {name: value for name, value in wanted.items() if name not in requires}
+        self.world.fired["prefer"] += bool(prefers)
+        return {"prefers": prefers, "prefer_for": chance.choice((60.0, 300.0, 900.0))} if prefers else {}
 
     async def _schedule(self, tasks: list[NewTask]) -> None:
         if await self._ask(tasks):

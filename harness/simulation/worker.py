@@ -286,7 +286,7 @@ class Worker:
         self.slots = scenario.slots
         self.buffer = Buffer()
         self._peers: list[Controller] = []
-        self.labels = _labels_of(name) if scenario.rates.get("require") else {}
+        self.labels = _labels_of(name) if scenario.rates.get("require") or scenario.rates.get("prefer") else {}
         self.controller = Controller(
             self.connection,
             {kind: _HANDLERS[kind] for kind in KINDS},

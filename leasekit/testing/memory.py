@@ -475,9 +475,7 @@ class MemoryService:
 def _next_due(turn: UnitOfWork, kinds: Sequence[str], labels: frozenset[str]) -> float:
     """Return when the next task of these kinds is due and may start, a gate opens, or the next lease ends."""
     full = {kind: due.next_at for kind, due in turn.readied().items() if due.is_full}
-    lanes = [
-        full.get(lane.name) or lane.due_at + hold_back(lane.name, labels) for lane in turn.lanes(kinds, [labels])
-    ]
+    lanes = [full.get(lane.name) or lane.due_at + hold_back(lane.name, labels) for lane in turn.lanes(kinds, [labels])]
     opens = [gate.until for gate in turn.gates.rows if gate.until is not None]
     fires = [at for at in [turn.tx.next_firing()] if at is not None]
     ends = [row.next_trigger_at or math.inf for row in turn.tx.expired(now=math.inf, limit=1)]

@@ -787,6 +787,19 @@ def test_a15_a_grant_to_a_worker_that_drains_is_found_out(until: float, holder: 
     assert found(sort([*asked(), *drains, issued(1, 3.0, holder=holder)])) & {"A15"} == broken
 
 
+def test_a14_of_tasks_that_have_begun_before_the_order_any_may_be_the_first() -> None:
+    first, second = (asked(task, at=0.5, key="a") for task in "ab")
+    ran = [issued(1, 1.0, task=task, kind="k") for task in "ab"] + [closed(1, 20.0, task=task) for task in "ab"]
+    again = issued(2, 30.0, task="b", kind="k")
+    assert "A14" not in found(sort([*first, *second, *ran, limits(2.0, ordered=True), again]))
+
+
+def test_a14_a_task_that_was_rescheduled_before_any_run_holds_no_other_up() -> None:
+    first, second = (asked(task, at=0.5, key="a") for task in "ab")
+    ran = [closed(1, 20.0, "new"), issued(1, 30.0, task="b", kind="k")]
+    assert "A14" not in found(sort([*first, *second, limits(1.0, ordered=True), *ran]))
+
+
 def follower(at: float | None, status: str = "success") -> list[Event]:
     """A task `b` that runs after `a`, which ends so at 20; `b` is granted then, or it is dropped."""
     first = [*asked(), issued(1, 2.0), closed(1, 20.0, status, ended=True), final(status)]
@@ -934,6 +947,47 @@ def test_a11_a_task_at_a_worker_without_its_labels_is_found_out(labels: dict[str
         for event in LIFE
     ]
     assert found(history) == broken
+
+
+def preferring(granted_at: float, labels: dict[str, str], *before: Event) -> list[Event]:
+    """A task that prefers a zone for 20 s, granted to a worker with these labels, and its lease before, if any."""
+    worker, fence = structs.replace(WORKER, labels=labels), 1 + len(before) // 2
+    lease = [issued(fence, granted_at), granted(fence, granted_at + 0.1)]
+    history = [worker, OVER, *asked(prefers={"zone": "eu"}, prefer_for=20.0), *before, *lease]
+    return sorted(history, key=lambda event: event.at)
+
+
+@pytest.mark.parametrize(
+    ("history", "broken"),
+    [
+        (preferring(2.0, {"zone": "eu", "x": "y"}), set()),
+        (preferring(2.0, {}), {"A11"}),
+        (preferring(20.5, {"zone": "us"}), {"A11"}),
+        (preferring(21.5, {"zone": "us"}), set()),
+        (preferring(60.0, {}, issued(1, 30.0), closed(1, 50.0)), {"A11"}),
+        (preferring(71.0, {}, issued(1, 30.0), closed(1, 50.0)), set()),
+    ],
+)
+def test_a11_a_task_that_is_granted_too_early_to_a_worker_it_does_not_prefer_is_found_out(
+    history: list[Event], broken: set[str]
+) -> None:
+    assert found(history, replace(RULES, due_slack=0.0)) & {"A11"} == broken
+    assert "A11" not in found(history)  # the clocks were stepped: nobody knows when it was due
+
+
+@pytest.mark.parametrize(
+    ("granted_at", "labels", "broken"),
+    [
+        (14.0, {"zone": "eu"}, set()),
+        (16.0, {"zone": "eu"}, {"L1"}),
+        (30.0, {}, set()),
+        (32.0, {}, {"L1"}),
+    ],
+)
+def test_l1_a_task_that_is_kept_for_others_for_too_long_is_found_out(
+    granted_at: float, labels: dict[str, str], broken: set[str]
+) -> None:
+    assert found(preferring(granted_at, labels), SOON) & {"L1"} == broken
 
 
 def test_a_history_in_which_little_happened_proves_nothing() -> None:

@@ -16,7 +16,7 @@ tests/server/roles/test_routes.py::test_claims_of_one_transaction_get_what_fits_
 
 any-claim-woken: A task wakes claims whose labels do not fit.
 server.long_poll:LongPolls._candidates
-- fits(name, labels)
+- gets_at_once(name, labels)
 + True
 tests/server/roles/test_routes.py::test_one_that_waits_is_woken_if_its_labels_fit[memory]
 
@@ -50,6 +50,48 @@ server.roles.unmet:unmet
 + True
 tests/server/roles/test_routes.py::test_what_no_known_worker_can_have_is_listed[memory]
 
+part-of-a-lane: A worker without the preferred labels gets the first tasks of a lane of which an older one was open.
+server.kind_queue:KindQueue._admits
+- due_at + part.held <= self._now
++ True
+tests/server/roles/test_preferences.py::test_claims_of_one_transaction_get_what_is_open_for_each[memory]
+
+opening-unheard: A claim that waits is not woken when a task is open for it.
+server.store.routes:ready_at
+- _PREFERENCE not in name
++ True
+tests/server/roles/test_preferences.py::test_a_claim_that_waits_is_woken_once_it_may_have_the_task[memory]
+
+plain-claims-look-at-no-route: A claim without labels does not see tasks that only prefer some.
+server.roles.claims:_due_tasks
+- {request.labels for request in requests}
++ {request.labels for request in requests if request.labels}
+tests/server/roles/test_preferences.py::test_a_worker_without_the_labels_gets_the_task_later[memory]
+
+early-ticket: A ticket brings a task to a worker without the preferred labels at once.
+server.roles.tickets:TicketTasks._is_held_back
+- seconds > 0
++ False
+tests/server/roles/test_preferences.py::test_a_ticket_of_a_task_that_is_kept_stays_good[memory]
+
+ticket-thrown-away: A ticket is refused because its task is kept for other workers for a while.
+server.roles.tickets:TicketTasks.__init__
+- kept.union(row.id for row in rows.values() if row.kind not in self._kinds)
++ {row.id for row in rows.values() if row.kind not in self._kinds}
+tests/server/roles/test_preferences.py::test_a_ticket_of_a_task_that_is_kept_stays_good[memory]
+
+key-that-prefers: A task of a fair kind prefers workers, and its key hides older tasks of others.
+server.roles.frontend:_Intake._check_labels
+- task.prefers
++ False
+tests/server/roles/test_preferences.py::test_a_task_with_a_key_prefers_nothing[memory]
+
+unmet-twice: Tasks that require the same are listed once for each of their preferences.
+server.roles.unmet:unmet
+- required not in of_kind
++ True
+tests/server/roles/test_preferences.py::test_only_what_is_required_is_unmet[memory]
+
 any-tag: A search by several tags finds tasks that have only the rarest of them.
 server.store.sql.tags:TagView.tagged
 - row[1]
@@ -79,8 +121,18 @@ tests/server/roles/test_tags.py::test_a_purge_by_tags_leaves_the_others[memory]
 ROUTING: Mapping[str, Mutant] = {
     "any-label": Mutant(
         "A worker that has one of the required labels gets the task.",
-        Edit("server.store.routes:fits", "_required(name) <= labels", "_required(name) & labels"),
+        Edit("server.store.routes:fits", "_route(name).required <= labels", "_route(name).required & labels"),
         by=Histories("labels", ["A11"]),
+    ),
+    "preferred-at-once": Mutant(
+        "A worker without the labels that a task prefers gets the task at once.",
+        Edit("server.store.routes:hold_back", "_route(name).prefer_for", "0.0"),
+        by=Histories("labels", ["A11"]),
+    ),
+    "kept-for-ever": Mutant(
+        "A task that prefers labels which no worker has is never granted.",
+        Edit("server.store.routes:fits", "_route(name).required", "_route(name).required | _route(name).preferred"),
+        by=Histories("labels", ["L1", "L4"]),
     ),
     **_TESTED,
 }

@@ -38,7 +38,7 @@ def route_of(task: NewTask) -> str | None:
     name = f"{task.kind}{_BREAK}{_listed(task.requires)}"
     if not task.prefers:
         return name
-    seconds = PREFER_FOR if task.prefer_for is None else task.prefer_for
+    seconds = task.prefer_for or PREFER_FOR
     return f"{name}{_PREFERENCE}{_listed(task.prefers)}{_PREFERENCE}{seconds:.12g}"
 
 

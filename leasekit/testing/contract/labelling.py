@@ -22,7 +22,7 @@ class LabelService(Service, Protocol):
 
 
 class Labelling(SchedulerBase):
-    """The promises of `NewTask.requires` and `prefers`, for a service that takes labels; the others refuse such tasks."""
+    """The promises of `NewTask.requires` and `prefers`, for a service that takes labels; others refuse such tasks."""
 
     @pytest.fixture
     def labelling(self, backend: Any) -> LabelService:

@@ -120,10 +120,10 @@ class LongPolls:
         Tasks that prefer labels are ready under two names: for workers that have these, and later for all that fit.
         """
         for name, due in readied.items():
-            was_full = kind_of(name) in self._full
-            self._wake(name, self._startable(name, due))
-            if was_full and due.freed and len(self._parked.get(name, ())) > 1:  # which task can start is not known here
+            may_start = kind_of(name) in self._full or due.number > 0
+            if due.freed and may_start and len(self._parked.get(name, ())) > 1:  # which task can is not known here
                 self._wake_each(name)
+            self._wake(name, self._startable(name, due))
             if due.is_full and kind_of(name) in self._parked:
                 self._full.add(kind_of(name))
             # For a claim that is tried now or arrives later, the writer reports the next due time again.

@@ -138,6 +138,7 @@ class UnitOfWork:
     def opened(self, kind: str) -> None:
         """Note that this transaction has opened the gate of a kind."""
         self._opened.add(kind)
+        self._freed[kind] = 1
         self.ready(kind, self.now)
 
     def ready(self, kind: str, due_at: float, *, count: int = 1) -> None:

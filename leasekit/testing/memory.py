@@ -252,7 +252,7 @@ class MemoryService:
             deadline = now + min(wait, MAX_WAIT)
             while True:
                 rung.clear()
-                with self._turn() as turn:
+                with self._turn(of_claim=True) as turn:
                     (answer,) = claims.claim(turn, [request])
                     until = min(deadline, _next_due(turn, kinds, of_worker))
                 if answer.claimed is not None:
@@ -383,8 +383,11 @@ class MemoryService:
         return periodic.info(answer, count=1) if isinstance(answer, PeriodicRow) else answer
 
     @contextmanager
-    def _turn(self) -> Generator[UnitOfWork]:
-        """Open a transaction, after all leases that have ended by now are expired in it, and gates are kept."""
+    def _turn(self, *, of_claim: bool = False) -> Generator[UnitOfWork]:
+        """Open a transaction, after all leases that have ended by now are expired in it, and gates are kept.
+
+        Then others are woken for what it made ready. What a claim leaves was ready before, and is kept for others.
+        """
         with self._lock:
             now = self._latest = max(self._latest, self._clock())
             self._started_at = min(self._started_at, now)
@@ -401,9 +404,10 @@ class MemoryService:
                 following.follow(turn, most=_ALL)
                 retention.remove_old(turn, keep=RETENTION)
                 retention.forget_claims(turn)
+                has_due = of_claim and _has_due(turn)
                 yield turn
                 following.follow(turn, most=_ALL)
-        if any(due.number for due in turn.readied().values()):
+        if has_due or (not of_claim and _has_due(turn)):
             self._bell.ring()
 
     def _keep_gates(self, now: float) -> None:
@@ -470,6 +474,10 @@ class MemoryService:
             while page is None:
                 page = listing.look(view, now=self._latest)
         return page
+
+
+def _has_due(turn: UnitOfWork) -> bool:
+    return any(due.number for due in turn.readied().values())
 
 
 def _next_due(turn: UnitOfWork, kinds: Sequence[str], labels: frozenset[str]) -> float:

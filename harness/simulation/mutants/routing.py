@@ -20,6 +20,18 @@ server.long_poll:LongPolls._candidates
 + True
 tests/server/roles/test_routes.py::test_one_that_waits_is_woken_if_its_labels_fit[memory]
 
+one-pool-woken: Where a gate opens, or a limit leaves room, only the claims that wait longest are tried.
+server.long_poll:LongPolls.ready
+- len(self._parked.get(name, ())) > 1
++ False
+tests/server/roles/test_routes.py::test_a_claim_is_woken_when_its_gate_opens_though_another_waits_longer[memory-required]
+
+gate-opens-unheard: Claims for tasks that require labels do not hear that a gate opens by itself.
+server.roles.claims:_note_what_is_left
+- fitting(turn.tx.routes([kind]), workers)
++ []
+tests/server/roles/test_routes.py::test_a_claim_is_woken_when_a_gate_opens_by_itself[memory-True-required]
+
 ticket-without-labels: A ticket brings a task to a worker without its labels.
 server.roles.tickets:TicketTasks.__init__
 - fits(routes.get(row.seq, ""), labels)

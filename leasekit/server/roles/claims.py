@@ -17,7 +17,7 @@ from leasekit.server.rooms import Why
 from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.store.gates import KIND
-from leasekit.server.store.routes import NO_LABELS, fits, gets_at_once, is_route, kind_of, ready_at
+from leasekit.server.store.routes import NO_LABELS, fits, fitting, gets_at_once, is_route, kind_of, ready_at
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task, Ticket
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
@@ -140,7 +140,8 @@ def _note_what_is_left(
             turn.ready(name, due_at, count=2 * tried)
     for kind, gate in turn.gates.holding(KIND, turn.now).items() if turn.gates.rows else ():
         if kind in kinds and gate.until is not None:
-            turn.ready(kind, gate.until)
+            for name in (kind, *fitting(turn.tx.routes([kind]), workers)):
+                turn.ready(name, gate.until)
 
 
 def _has_emptied(requests: Sequence[WaitingClaim], name: str) -> bool:

@@ -13,7 +13,7 @@ from leasekit.server.roles.gates import GateChange
 from leasekit.server.store import Store
 from leasekit.server.store.routes import MOST
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import FixedDelays, KindSettings, NewTask, Ticket
+from leasekit.task import Claimed, FixedDelays, KindSettings, NewTask, Ticket
 from leasekit.wire import RedriveRequest, RescheduleRequest
 from tests.server.conftest import Bench
 from tests.waiting import until
@@ -21,6 +21,9 @@ from tests.waiting import until
 pytestmark = pytest.mark.anyio
 
 GPU, EU = {"gpu": "a100"}, {"zone": "eu"}
+ONLY_EU = pytest.mark.parametrize(
+    "options", [{"requires": EU}, {"prefers": EU, "prefer_for": 600.0}], ids=["required", "preferred"]
+)
 
 
 async def test_a_task_goes_to_a_worker_with_all_labels(bench: Bench) -> None:
@@ -137,6 +140,56 @@ async def test_a_closed_kind_is_closed_in_all_routes(bench: Bench) -> None:
     await bench.engine.operations.set_gate(GateChange("kind", "k", "drop", None, None, None, None))
     await bench.engine.tick()
     assert await bench.status("a") == "cancelled"
+
+
+async def _both_wait(bench: Bench) -> asyncio.Task[Claimed]:
+    """Have a claim without labels wait, and another after it, which is returned."""
+    parked = bench.engine._long_polls._parked
+    plain = asyncio.create_task(bench.claim(worker="plain", wait=60, limit=1))
+    await until(lambda: len(parked.get("k", {})) == 1)
+    eu = asyncio.create_task(bench.claim(worker="eu", wait=60, limit=1, labels=EU))
+    await until(lambda: len(parked.get("k", {})) == 2)
+    assert not plain.done()
+    return eu
+
+
+@ONLY_EU
+async def test_a_claim_is_woken_when_its_gate_opens_though_another_waits_longer(bench: Bench, options: Any) -> None:
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "pause", None, None, None, None))
+    await bench.put("a", **options)
+    eu = await _both_wait(bench)
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "open", None, None, None, None))
+    assert [task.id for task in (await asyncio.wait_for(eu, 30)).tasks] == ["a"]
+
+
+@ONLY_EU
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_claim_is_woken_when_a_gate_opens_by_itself(bench: Bench, options: Any, is_first: bool) -> None:
+    await bench.engine.operations.set_gate(GateChange("kind", "k", "pause", None, 30.0, None, None))
+    if is_first:
+        await bench.put("a", **options)
+    eu = await _both_wait(bench)
+    if not is_first:
+        await bench.put("a", **options)
+    bench.clock.advance(30.1)
+    bench.engine._long_polls.look()  # as its timer does
+    assert [task.id for task in (await asyncio.wait_for(eu, 30)).tasks] == ["a"]
+
+
+@ONLY_EU
+@pytest.mark.parametrize("by", ["an end", "a change"])
+async def test_a_claim_is_woken_when_a_limit_leaves_room_though_another_waits_longer(
+    bench: Bench, options: Any, by: str
+) -> None:
+    await bench.engine.operations.set_kind("k", KindSettings(concurrency=1), by=None)
+    running = await bench.taken("first")
+    await bench.put("a", **options)
+    eu = await _both_wait(bench)
+    if by == "an end":
+        await bench.settle(running)
+    else:
+        await bench.engine.operations.set_kind("k", KindSettings(concurrency=None), by=None)
+    assert [task.id for task in (await asyncio.wait_for(eu, 30)).tasks] == ["a"]
 
 
 async def test_too_many_sets_of_labels_of_one_kind_are_refused(bench: Bench) -> None:

@@ -188,7 +188,7 @@ async def test_a_claim_is_woken_when_a_limit_leaves_room_though_another_waits_lo
     if by == "an end":
         await bench.settle(running)
     else:
-        await bench.engine.operations.set_kind("k", KindSettings(concurrency=None), by=None)
+        await bench.engine.operations.set_kind("k", KindSettings(), by=None)
     assert [task.id for task in (await asyncio.wait_for(eu, 30)).tasks] == ["a"]
 
 

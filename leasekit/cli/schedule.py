@@ -16,7 +16,7 @@ from leasekit.cli.service import connected, looks, missing_file
 from leasekit.cli.status import last_error
 from leasekit.cli.workers import unhandled
 from leasekit.client import Client
-from leasekit.errors import LeasekitError
+from leasekit.errors import ConfigError, LeasekitError
 from leasekit.task import FixedDelays, Scheduled, Status, TaskInfo
 
 EXAMPLES = """\b
@@ -180,12 +180,22 @@ def schedule(
     value = json_value(payload)
     with connected(service, retry_for=retry_for, may_create=True) as client:
         created = missing_file(client.url)
-        scheduled = client.schedule(kind, value, **task)
+        scheduled = _scheduled(client, kind, value, task)
         if created:
             typer.echo(f"leasekit schedule: created a new store: {created}", err=True)
         _print_scheduled(scheduled, wait=wait, as_json=as_json)
         if wait:
             _print_end(_ended(client, kind, scheduled, within=timeout), as_json=as_json)
+
+
+def _scheduled(client: Client, kind: str, payload: Any, task: TaskOptions) -> Scheduled:
+    """Schedule a task. Raises `BadParameter` if its options contradict one another."""
+    try:
+        return client.schedule(kind, payload, **task)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _ended(client: Client, kind: str, scheduled: Scheduled, *, within: float | None) -> TaskInfo:

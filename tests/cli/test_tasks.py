@@ -63,6 +63,32 @@ def test_a_task_tells_that_no_worker_has_its_labels(run: Run, client: Client) ->
     assert "no worker" not in run("status", "a").stderr
 
 
+def test_a_task_tells_what_it_prefers(run: Run, client: Client) -> None:
+    assert run("schedule", "k", "--id", "a", "--prefers", "zone=eu", "--prefer-for", "30").exit_code == 0
+    told = fields(run("status", "a"))
+    assert ["prefers", "zone=eu"] in told
+    assert ["prefer_for", "30.0"] in told
+    assert list(client.tasks("k", until_idle=0)) == []
+    assert [task.id for task in client.tasks("k", until_idle=0, labels={"zone": "eu"})] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prefer-for", "30"], "give `prefers` too"),
+        (["--prefers", "zone=eu", "--prefer-for", "0"], "greater than or equal to 0.1"),
+        (["--prefers", "zone=eu", "--key", "a"], "cannot prefer workers"),
+        (["--prefers", "zone=eu", "--requires", "zone=us"], "'zone' is in `requires` and in `prefers`"),
+        (["--debounce", "5"], "give one"),
+    ],
+    ids=str,
+)
+def test_options_that_contradict_one_another_are_refused(run: Run, options: list[str], message: str) -> None:
+    done = run("schedule", "k", *options)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.replace("│", "").split())
+
+
 def test_a_limit_is_kept_and_what_is_left_out_is_said(run: Run, client: Client) -> None:
     client.schedule_all([NewTask(kind="k", id=f"t{number:04}") for number in range(700)])
     cut = run("tasks", "--limit", "600")

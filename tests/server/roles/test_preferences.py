@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from leasekit.errors import Refused
+from leasekit.periodic import PeriodicTaskItem
 from leasekit.server.engine import Engine
 from leasekit.server.roles.gates import GateChange
+from leasekit.server.roles.periodic import Put
 from leasekit.server.store import Store
 from leasekit.server.store.routes import MOST
 from leasekit.task import FixedDelays, KindSettings, NewTask, Ticket
-from leasekit.wire import RedriveRequest, RescheduleRequest
+from leasekit.wire import RedriveRequest, RescheduleMatchingRequest, RescheduleRequest
 from tests.server.conftest import Bench
 from tests.waiting import until
 
@@ -180,16 +183,99 @@ async def test_a_ticket_of_a_task_that_is_kept_stays_good(bench: Bench) -> None:
     assert [task.id for task in (await bench.claim(tickets=tickets)).tasks] == ["a"]
 
 
-async def test_a_claim_at_another_node_is_woken_in_time(postgres_stores: Callable[[], Store]) -> None:
+async def test_what_is_put_off_or_replaced_prefers_its_labels_anew(bench: Bench) -> None:
+    wanted = {"prefers": EU, "prefer_for": 5.0, "dedupe_key": "d", "debounce": 60.0}
+    await bench.put("a", **wanted)
+    await bench.later(4)
+    (answer,) = await bench.put("other", **{**wanted, "prefers": US, "prefer_for": 50.0}, delay=2.0)
+    assert (answer.id, answer.replaced) == ("a", True)
+    assert (await bench.info("a")).prefers == EU  # as of the first submission
+    await bench.later(6.9)
+    assert await bench.ids() == []
+    await bench.later(0.2)
+    assert await bench.ids() == ["a"]
+
+
+async def test_a_task_that_waits_for_others_prefers_labels_from_when_it_is_ready(bench: Bench) -> None:
+    first = await bench.taken("first")
+    await bench.put("a", after=["first"], prefers=EU, prefer_for=5.0)
+    await bench.later(100)
+    then = NewTask(kind="k", id="b", prefers=EU, prefer_for=5.0, payload=None)
+    await bench.settle(first, then=[then])
+    assert await bench.ids(labels=US) == []
+    await bench.later(5)
+    assert await bench.ids(labels=US, limit=1) == ["a"]
+    assert await bench.ids() == ["b"]
+
+
+async def test_a_dead_worker_that_was_preferred_leaves_its_task_to_its_like_first(bench: Bench) -> None:
+    await bench.put("a", prefers=EU, prefer_for=5.0, claim_timeout=10, heartbeat_timeout=10)
+    await bench.take(labels=EU)
+    await bench.later(10.1)
+    assert await bench.status("a") == "enqueued"
+    assert await bench.ids() == []
+    await bench.later(5)
+    assert await bench.ids() == ["a"]
+
+
+async def test_all_tasks_of_a_kind_can_be_put_off_and_prefer_labels_anew(bench: Bench) -> None:
+    for task_id, labels in (("a", EU), ("b", US)):
+        await bench.put(task_id, prefers=labels, prefer_for=5.0)
+    await bench.later(10)
+    wanted = RescheduleMatchingRequest(kind="k", delay=0.0, dry_run=True)
+    tried = await bench.engine.operations.reschedule_matching(wanted, by=None)
+    wanted = replace(wanted, dry_run=False, token=tried.token)
+    await bench.engine.operations.reschedule_matching(wanted, by=None)
+    assert await bench.ids() == []
+    assert await bench.ids(labels=US) == ["b"]
+    await bench.later(5)
+    assert await bench.ids() == ["a"]
+
+
+async def test_an_urgent_task_is_first_also_among_those_that_prefer(bench: Bench) -> None:
+    await bench.put("a", prefers=EU, prefer_for=5.0)
+    await bench.later(1)
+    await bench.put("b", prefers=EU, prefer_for=5.0)
+    await bench.engine.operations.reschedule("b", RescheduleRequest(priority=0), by=None)
+    assert await bench.ids(labels=EU, limit=1) == ["b"]
+
+
+async def test_the_same_submission_again_changes_no_preference(bench: Bench) -> None:
+    await bench.put("a", prefers=EU, prefer_for=5.0)
+    (again,) = await bench.put("a", prefers=US, prefer_for=50.0)
+    assert (again.created, again.conflict) == (False, False)
+    assert ((await bench.info("a")).prefers, (await bench.info("a")).prefer_for) == (EU, 5.0)
+
+
+async def test_a_start_deadline_counts_while_a_task_is_kept(bench: Bench) -> None:
+    await bench.put("a", prefers=EU, prefer_for=60.0, start_deadline=30)
+    await bench.later(31)
+    assert await bench.ids(labels=EU) == []
+    assert await bench.status("a") == "dropped"
+
+
+async def test_a_firing_prefers_labels(bench: Bench) -> None:
+    task = PeriodicTaskItem(kind="k", every=3600, prefers=EU, prefer_for=5.0)
+    await bench.engine.operations.change_periodic(Put("p", task, "ada", is_declared=False))
+    await bench.later(3601)
+    assert await bench.ids() == []
+    assert len(await bench.ids(labels=EU)) == 1
+
+
+async def test_claims_at_other_nodes_are_woken_in_time(postgres_stores: Callable[[], Store]) -> None:
+    """The third node tells when the task is open; the preferred worker at one node, the other at another."""
     first = Bench(postgres_stores)
-    other = Engine(postgres_stores(), clock=lambda: first.clock.wall, boot=lambda: first.clock.boot)
-    async with first.engine, other:
+    others = [Engine(postgres_stores(), clock=lambda: first.clock.wall, boot=lambda: first.clock.boot) for _ in "23"]
+    async with first.engine, others[0] as second, others[1] as third:
         plain = asyncio.create_task(first.claim(wait=60, limit=1))
-        await until(lambda: "k" in first.engine._long_polls._parked)
-        await other.tick()
-        await other.schedule([NewTask(kind="k", id="a", prefers=EU, prefer_for=5.0)])
-        await until(lambda: first.engine._long_polls._due)  # the other node has told when the task is open
+        eu = asyncio.create_task(second.claim(worker="eu", claim_id="eu", kinds=("k",), limit=1, wait=60, labels=EU))
+        for node in (first.engine, second):
+            await until(lambda node=node: "k" in node._long_polls._parked)  # type: ignore[misc]
+        await third.tick()
+        await third.schedule([NewTask(kind="k", id=task_id, prefers=EU, prefer_for=5.0) for task_id in "ab"])
+        assert len((await asyncio.wait_for(eu, 30)).tasks) == 1
+        await until(lambda: first.engine._long_polls._due)  # another node has told when the task is open
         assert not plain.done()
         first.clock.advance(5.1)
         first.engine._long_polls.look()  # as its timer does
-        assert [task.id for task in (await asyncio.wait_for(plain, 30)).tasks] == ["a"]
+        assert len((await asyncio.wait_for(plain, 30)).tasks) == 1

@@ -17,7 +17,7 @@ from tests.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.soak
 
-LABELS = ({}, {"gpu": "t4"}, {"zone": "eu"}, {"gpu": "t4", "zone": "eu"}, {"zone": "us"})
+LABELS: tuple[dict[str, str], ...] = ({}, {"gpu": "t4"}, {"zone": "eu"}, {"gpu": "t4", "zone": "eu"}, {"zone": "us"})
 
 
 @dataclass

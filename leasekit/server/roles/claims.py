@@ -215,6 +215,16 @@ def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTa
     turn.tx.save(everything)
     for row in everything if turn.happened is not None else ():
         turn.tell("claimed", row)
+    answers.update(_answered(turn, granted, contents))
+    due_tasks.close()
+    return answers
+
+
+def _answered(
+    turn: UnitOfWork, granted: Sequence[tuple[WaitingClaim, list[Trigger]]], contents: Mapping[int, Content]
+) -> dict[int, Answer]:
+    """Answer claims with the tasks that they are granted, and have these answers remembered."""
+    answers: dict[int, Answer] = {}
     memories: list[ClaimMemory] = []
     for request, rows in granted:
         if not rows:  # all tasks for this claim are damaged: there may be whole ones behind them
@@ -225,7 +235,6 @@ def _served(turn: UnitOfWork, requests: Sequence[WaitingClaim], due_tasks: DueTa
         grants = [(row.seq, row.token or "") for row in rows]
         memories.append(ClaimMemory(request.worker, request.claim_id, turn.now, waited, grants))
     turn.tx.remember_claims(memories)
-    due_tasks.close()
     return answers
 
 

@@ -146,14 +146,18 @@ class _Intake:
                 tags += [(tag, seq) for tag in sorted(set(task.tags))]
             seq += 1
         _check_routes(turn, set(routes.values()))
+        turn.tx.add(entities, self._announced(rows), keys, routes)
+        self._write_more(deadlines, tags)
+
+    def _announced(self, rows: list[Trigger]) -> list[Trigger]:
+        """Tell of new tasks, and have those start that may; return them as they are to be written."""
         for row in rows:
-            turn.tell("scheduled", row)
+            self._turn.tell("scheduled", row)
         rows = self._begun(rows) if self.after or self._parents else rows
         for row in rows:
             if row.next_trigger_at is not None:
-                turn.ready(row.kind, row.next_trigger_at)
-        turn.tx.add(entities, rows, keys, routes)
-        self._write_more(deadlines, tags)
+                self._turn.ready(row.kind, row.next_trigger_at)
+        return rows
 
     def _write_more(self, deadlines: dict[int, Deadline], tags: list[tuple[str, int]]) -> None:
         if deadlines:

@@ -58,8 +58,7 @@ def infos_of(view: View, rows: Sequence[Trigger], *, history: bool, now: float, 
             if row.seq in routes:
                 info = _with_labels(info, routes[row.seq])
             if row.seq in of_chains:
-                parent, root = of_chains[row.seq]
-                info = replace(info, parent=parent, root=root)
+                info = replace(info, parent=of_chains[row.seq][0], root=of_chains[row.seq][1])
             if row.seq in deadlines:
                 info = replace(info, start_by=moment(deadlines[row.seq].at))
             if following.is_awaiting(row) or row.next_trigger_at == PARKED_AT:

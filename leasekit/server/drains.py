@@ -55,7 +55,7 @@ class Drains:
     async def tick(self, *, is_consumer: bool) -> None:
         """Remove the marks of workers that have started anew; a consumer also those of workers that have gone."""
         marks = list(self._commit.kinds.drains.values())
-        await self._remove([mark for mark in marks if self._fleet.started_at(mark.worker) > mark.at])
+        await self._remove([mark for mark in marks if await self._fleet.has_restarted(mark.worker, mark.at)])
         now = self._clock.instant()
         if self._look_at == math.inf:  # until then, workers may not have called since this node started
             self._look_at = now + SEEN_FOR

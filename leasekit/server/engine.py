@@ -16,6 +16,7 @@ from typing import Any
 from leasekit._lifecycle.states import WAITING
 from leasekit.errors import BackendError, Refused
 from leasekit.queues import TaskQueues
+from leasekit.server.access import KindPatterns
 from leasekit.server.clock import Clock, DatabaseClock, StoreClock, boottime
 from leasekit.server.commit import Done, GroupCommit, RequestClass
 from leasekit.server.consumers_work import ConsumersWork
@@ -308,13 +309,14 @@ class Engine:
         tickets: Sequence[Ticket] = (),
         labels: Mapping[str, str] = _NO_LABELS,
         since: float | None = None,
+        of: KindPatterns | None = None,
     ) -> Claimed:
         """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`.
 
         With tickets, only their tasks are claimed, and the claim does not wait. `labels` are those of the worker, and
-        `since` is when its process started, by the store's time.
+        `since` is when its process started, by the store's time. Its access token is `of` these kinds (None: of all).
         """
-        self.fleet.hear_claim(worker, kinds, labels, since=since)
+        self.fleet.hear_claim(worker, kinds, labels, since=since, of=of)
         return await self._long_polls.claim(
             worker=worker,
             claim_id=claim_id,

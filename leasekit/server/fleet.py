@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from leasekit.server.access import KindPatterns
 from leasekit.server.clock import Clock
 from leasekit.server.http.events import Feed
 from leasekit.server.neighbours import Neighbours
@@ -58,15 +59,32 @@ class Fleet:
             self._tell(worker, "joined")
 
     def hear_claim(
-        self, worker: str, kinds: Sequence[str], labels: Mapping[str, str], *, since: float | None = None
+        self,
+        worker: str,
+        kinds: Sequence[str],
+        labels: Mapping[str, str],
+        *,
+        since: float | None = None,
+        of: KindPatterns | None = None,
     ) -> None:
-        """Note what a worker claims, that it has sent a request, and when it started, if it says so."""
-        self.hear(worker)
-        self._directory.claims(worker, kinds, labels, since=since)
+        """Note what a worker claims, that it has sent a request, and when it started, if it says so.
 
-    def started_at(self, worker: str) -> float:
-        """Return when a worker started, as its last claim here has said; -infinity: it has not said."""
-        return self._directory.started_at(worker)
+        Its access token is `of` these kinds (None: of all).
+        """
+        self.hear(worker)
+        self._directory.claims(worker, kinds, labels, since=since, of=of)
+
+    async def has_restarted(self, worker: str, since: float) -> bool:
+        """Return whether a worker has started after `since`, as its last claim here has said.
+
+        A claim with an access token that is not for all kinds of the worker says nothing of that: whoever may claim can
+        use the name of any worker.
+        """
+        if self._directory.started_at(worker) <= since:
+            return False
+        of = self._directory.kinds_of_token(worker)
+        known = None if of is None else await self.worker(worker)
+        return of is None or known is None or all(map(of.match, known.kinds or ()))
 
     def note_window(self, worker: str, window: WorkerWindow | None) -> None:
         """Note the window of a worker, if its request tells of one, for the list of workers."""

@@ -159,6 +159,12 @@ server.roles.tokens:_check_order
 + False
 tests/server/http/test_http_access.py::test_a_name_that_means_something_else_is_refused[sqlite- admin]
 
+drains-ended-by-anybody: A drain ends when any token claims under the name of its worker.
+server.fleet:Fleet.has_restarted
+- all(map(of.match, known.kinds or ()))
++ True
+tests/server/roles/test_drains.py::test_a_token_that_is_not_for_the_kinds_of_a_worker_ends_no_drain
+
 streams-for-ever: A stream of events goes on when its token is revoked.
 server.http.routes:events
 - access.digest is not None

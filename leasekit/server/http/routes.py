@@ -340,6 +340,7 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
         tickets=body.tickets,
         labels=body.labels,
         since=None if body.age is None else parts.engine.clock.peek() - body.age,
+        of=request.kinds,
     )
     claimed = await (request.wait(parts.polls, claiming) if wait else claiming) or Claimed(tasks=[])
     if body.tickets and not request.access.has_all_kinds:  # those of foreign tasks are refused like those of none

@@ -5,10 +5,12 @@ The nodes that share a store write their workers into their signs, so that each 
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
+from leasekit.server.access import KindPatterns
 from leasekit.server.roles.frontend import moment
 from leasekit.server.store import DrainRow, Holding, Node, NodeRow
 from leasekit.task import NodeInfo, WorkerInfo
@@ -29,6 +31,14 @@ class Heard(Struct, frozen=True, array_like=True):
     window: WorkerWindow | None = None
 
 
+class _Start(NamedTuple):
+    """The start of a worker, as a claim has told it."""
+
+    at: float
+    of: KindPatterns | None
+    """The kinds of the access token of the claim; None: all."""
+
+
 _NO_LABELS: Mapping[str, str] = {}
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Heard]).decode
@@ -42,7 +52,7 @@ class Directory:
         self._kinds: dict[str, dict[str, None]] = {}  # worker → its kinds, the one that was claimed last at the end
         self._labels: dict[str, Mapping[str, str]] = {}  # worker → the labels of its last claim, if it has any
         self._windows: dict[str, WorkerWindow] = {}
-        self._started_at: dict[str, float] = {}
+        self._starts: dict[str, _Start] = {}  # of workers whose last claim has said it
         self._write_at = -math.inf
 
     def __len__(self) -> int:
@@ -61,9 +71,10 @@ class Directory:
         labels: Mapping[str, str] = _NO_LABELS,
         *,
         since: float | None = None,
+        of: KindPatterns | None = None,
     ) -> None:
         if since is not None:
-            self._started_at[worker] = since
+            self._starts[worker] = _Start(since, of)
         if labels:
             self._labels[worker] = labels
         else:
@@ -77,7 +88,11 @@ class Directory:
 
     def started_at(self, worker: str) -> float:
         """Return when the worker of the last claim of this name started; -infinity: it has not said."""
-        return self._started_at.get(worker, -math.inf)
+        return start.at if (start := self._starts.get(worker)) is not None else -math.inf
+
+    def kinds_of_token(self, worker: str) -> KindPatterns | None:
+        """Return the kinds of the access token that said so (None: all)."""
+        return start.of if (start := self._starts.get(worker)) is not None else None
 
     def note_window(self, worker: str, window: WorkerWindow) -> None:
         self._windows[worker] = window
@@ -90,7 +105,7 @@ class Directory:
             self._kinds.pop(worker, None)
             self._labels.pop(worker, None)
             self._windows.pop(worker, None)
-            self._started_at.pop(worker, None)
+            self._starts.pop(worker, None)
         return silent
 
     def written(self, now: float) -> bytes | None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from leasekit.errors import Refused
+from leasekit.server.access import KindPatterns
 from leasekit.server.fleet import SEEN_FOR
 from leasekit.server.roles import drains
 from leasekit.server.roles.audit import Note
@@ -134,6 +135,20 @@ async def test_a_process_that_starts_later_under_the_same_name_is_not_drained_an
     await bench.later(10)
     assert await draining(bench) == ["w"]
     assert await bench.ids(since=bench.engine.clock.peek()) == ["a"]
+    await bench.later(1)
+    assert await draining(bench) == []
+
+
+async def test_a_token_that_is_not_for_the_kinds_of_a_worker_ends_no_drain(bench: Bench) -> None:
+    await bench.claim()
+    await drain(bench)
+    bench.clock.advance(10)
+    since = bench.engine.clock.peek()
+    await bench.claim(kinds=("foreign",), since=since, of=KindPatterns(["foreign"]))
+    await bench.later(1)
+    assert await draining(bench) == ["w"]
+    assert (await bench.claim()).draining
+    await bench.claim(since=since, of=KindPatterns(["k", "foreign"]))
     await bench.later(1)
     assert await draining(bench) == []
 

@@ -20,6 +20,7 @@ _BATCH = 100
 _USES: Mapping[str, Mapping[str, Any]] = {
     "tags": {"tags": ["customer", "csv"]},
     "required labels": {"requires": {"gpu": "a100"}},
+    "preferred labels": {"prefers": {"gpu": "a100"}},
     "a start deadline": {"start_deadline": 3600},
     "a dedupe key": {"dedupe_key": ""},
     "a task to run after": {"after": ["first"]},

@@ -27,7 +27,7 @@ from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, node_info
 from leasekit.server.store import MESSAGE, Company, Lane, NodeRow, SharedStore
 from leasekit.server.store.gates import KIND, Gates
-from leasekit.server.store.routes import is_route, ready_at
+from leasekit.server.store.routes import is_route, ready_after
 from leasekit.server.unit_of_work import NewlyDue, TaskEvent
 from leasekit.task import NodeInfo, Verdict
 
@@ -213,7 +213,8 @@ class Neighbours:
         self._polls.drain(drained)
         now = self._clock.peek()
         for lane in lanes:  # a kind may have several
-            for name, at in ready_at(lane.name, lane.due_at):
+            for name, kept_for in ready_after(lane.name):
+                at = lane.due_at + kept_for
                 is_due = at <= now
                 self._polls.ready({name: NewlyDue(int(is_due), None if is_due else at, int(is_due))})
 

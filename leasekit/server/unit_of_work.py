@@ -19,7 +19,7 @@ from leasekit.server.store import DrainRow, GateRow, Lane, Trigger, Tx
 from leasekit.server.store.gates import KIND, Gates
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.kind_rules import KindRules
-from leasekit.server.store.routes import fitting, kind_of, ready_at
+from leasekit.server.store.routes import fitting, kind_of, ready_after
 from leasekit.task import Status
 
 _ENDS = frozenset({"settled", "expired"})  # events that end a run
@@ -254,8 +254,13 @@ class UnitOfWork:
                 self._due[kind] -= min(due, self._due[kind])
             if name in self._taken:
                 continue
-            for ready_name, at in (each for due_at in times for each in ready_at(name, due_at)):
-                self.ready(ready_name, at)
+            for ready_name, kept_for in ready_after(name):
+                if ready := sum(at + kept_for <= self.now for at in times):
+                    self.ready(ready_name, self.now, count=ready)
+                if (
+                    later := min((at + kept_for for at in times if at + kept_for > self.now), default=None)
+                ) is not None:
+                    self.ready(ready_name, later)
         self._due = {name: count for name, count in self._due.items() if count}
 
     def _places_freed(self) -> Mapping[str, int]:

@@ -69,7 +69,7 @@ server.kind_queue:KindQueue._admits
 tests/server/roles/test_preferences.py::test_claims_of_one_transaction_get_what_is_open_for_each[memory]
 
 opening-unheard: A claim that waits is not woken when a task is open for it.
-server.store.routes:ready_at
+server.store.routes:ready_after
 - _PREFERENCE not in name
 + True
 tests/server/roles/test_preferences.py::test_a_claim_that_waits_is_woken_once_it_may_have_the_task[memory]

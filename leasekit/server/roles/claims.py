@@ -17,7 +17,7 @@ from leasekit.server.rooms import Why
 from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.store.gates import KIND
-from leasekit.server.store.routes import NO_LABELS, fits, fitting, gets_at_once, is_route, kind_of, ready_at
+from leasekit.server.store.routes import NO_LABELS, fits, fitting, gets_at_once, is_route, kind_of, ready_after
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task, Ticket
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
@@ -127,7 +127,8 @@ def _note_what_is_left(
     looked_at = kinds.union(name for name in turn.tx.queued_routes() if any(fits(name, worker) for worker in workers))
     for name in looked_at.difference(lane.name for lane in lanes if lane.due_at <= turn.now):
         turn.taken(name)
-    for name, due_at in (each for lane in lanes for each in ready_at(lane.name, lane.due_at)):
+    ready = [(name, lane.due_at + kept_for) for lane in lanes for name, kept_for in ready_after(lane.name)]
+    for name, due_at in ready:
         kind = kind_of(name)
         if due_at <= turn.now and kind in full:
             again_at, why = full[kind]

@@ -88,15 +88,16 @@ def gets_at_once(name: str, labels: frozenset[str]) -> bool:
     return fits(name, labels) and not hold_back(name, labels)
 
 
-def ready_at(name: str, due_at: float) -> list[tuple[str, float]]:
-    """Return under which names the tasks of a lane that are due at a moment are ready, and from when on.
+@lru_cache(10_000)
+def ready_after(name: str) -> tuple[tuple[str, float], ...]:
+    """Return under which names the tasks of a lane are ready, and how many seconds after they are due.
 
     Tasks that prefer labels have two: their route, and later that of tasks that only require the same, for the others.
     If they require nothing, that is a name with the break and nothing after it, and not the kind.
     """
     if _PREFERENCE not in name:
-        return [(name, due_at)]
-    return [(name, due_at), (name.partition(_PREFERENCE)[0], due_at + _route(name).prefer_for)]
+        return ((name, 0.0),)
+    return ((name, 0.0), (name.partition(_PREFERENCE)[0], _route(name).prefer_for))
 
 
 def fitting(names: Iterable[str], labels: Iterable[frozenset[str]]) -> list[str]:

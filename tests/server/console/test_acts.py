@@ -205,10 +205,35 @@ def test_an_act_on_the_tasks_with_a_tag_keeps_to_them_in_all_its_parts(
 
 
 def test_a_count_that_takes_too_long_says_so(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks = [{"kind": "k", "id": f"t{n}", "max_attempts": 1} for n in range(3)]
+    tasks = [{"kind": "k", "id": f"t{n}", "collection": "c"} for n in range(3)]
     desk.site.server.post("/v1/tasks", {"tasks": tasks})
     monkeypatch.setattr(bulk_acts, "_LONGEST", -1.0)
-    assert "0 or more tasks match" in desk.look("cancel-matching", kind="k").text
+    assert "0 or more tasks match" in desk.look("cancel-matching", kind="k", collection="c").text
+
+
+def test_the_tasks_of_a_kind_or_a_status_are_counted_however_many_they_are(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.site.server.post("/v1/tasks", {"tasks": [{"kind": "k"}] * 3 + [{"kind": "named:k", "id": "named:k"}]})
+    dead(desk, "a", "b", kind="other")
+    desk.site.schedule("k", claim=True)
+    monkeypatch.setattr(bulk_acts, "_LONGEST", -1.0)  # seconds for a count
+    monkeypatch.setattr("leasekit.server.roles.bulk._COUNTED", 1)  # tasks of one step
+    counts = {
+        ("cancel-matching", "kind", "k"): "4 tasks match.",
+        ("cancel-matching", "kind", "named:k"): "0 tasks match.",
+        ("cancel-matching", "status", "claimed"): "1 task matches.",
+        ("run-matching", "kind", "k"): "3 tasks match.",
+        ("run-matching", "status", "claimed"): "0 or more tasks match.",
+        ("redrive-matching", "kind", "other"): "2 tasks match.",
+        ("purge-matching", "status", "dead"): "2 tasks match.",
+        ("purge-matching", "kind", "other"): "2 tasks match.",
+    }
+    for (act, name, value), told in counts.items():
+        assert told in desk.look(act, **{name: value}).text, (act, name, value)
+    monkeypatch.undo()
+    assert "name one of" in desk.look("purge-matching", status="new").text
+    assert "has ended" in desk.look("cancel-matching", status="dead").text
 
 
 def test_an_act_on_many_tasks_needs_a_filter(desk: Desk) -> None:

@@ -29,6 +29,7 @@ from leasekit._arguments import checked_labels
 from leasekit._driver.bridge import call_soon_here, outcome
 from leasekit._driver.guarding.watchdog import Mode, check_mode
 from leasekit._driver.reporting.spool import Spool
+from leasekit._leased_run import not_yet
 from leasekit._worker import supervisor_link
 from leasekit._worker.around import AroundRun, Lifespan, living, living_in_loop
 from leasekit._worker.around import is_async as is_generator_async
@@ -255,8 +256,8 @@ class Worker(Declarations):
                 for runs, task in enumerate(client.tasks(*handlers, until_idle=0, labels=self.labels), 1):  # noqa: B007
                     try:
                         _run_here(handlers[task.kind], task, run_async)
-                    except Exception:
-                        logger.warning("task %s (%s) failed", task.id, task.kind, exc_info=True)
+                    except Exception as error:  # noqa: BLE001 - it is logged, and has settled the task
+                        _log_failure(task, error)
         return runs
 
     def stop(self) -> None:
@@ -382,6 +383,13 @@ def _loop_for(lifespans: Sequence[Lifespan]) -> Generator[Callable[..., Any]]:
         return
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(living_in_loop(lifespans)):
         yield portal.call
+
+
+def _log_failure(task: Task, error: Exception) -> None:
+    if not_yet(error) is None:
+        logger.warning("task %s (%s) failed", task.id, task.kind, exc_info=error)
+    else:
+        logger.info("task %s (%s) waits: %s", task.id, task.kind, error)
 
 
 def _run_here(handler: Handler, task: Task, run_async: Callable[..., Any]) -> None:

@@ -503,6 +503,34 @@ def test_async_steps(client: Client) -> None:
     assert ends(client, flow, [1, 2]).state == [14]
 
 
+@pytest.mark.parametrize("kinds", [(), ("flow:web",)])
+def test_code_around_runs_is_run_around_each_call_of_a_step(client: Client, kinds: tuple[str, ...]) -> None:
+    flow, worker, seen = Flow("web", state=dict[str, Any]), Worker(client), list[str]()
+
+    @flow.step(on_success="verify")
+    def create(state: dict[str, Any]) -> None:
+        seen.append("create")
+
+    @flow.step(retry_every=0)
+    def verify(state: dict[str, Any]) -> None:
+        seen.append("verify")
+        if len(seen) < 8:
+            raise NotYet
+
+    def around(held: leasekit.Lease) -> Iterator[None]:
+        seen.append("(")
+        try:
+            yield
+        finally:
+            seen.append(")")
+
+    worker.around(*kinds)(around) if kinds else worker.around(around)
+    worker.add(flow)
+    flow.start(client, {})
+    assert worker.drain() == 3
+    assert " ".join(seen) == "( create ) ( verify ) ( verify )"
+
+
 # Branches ---------------------------------------------------------------------------------------------------------
 
 

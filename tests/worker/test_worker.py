@@ -538,6 +538,23 @@ def test_drain_runs_what_is_due_here_and_nothing_else(client: Client) -> None:
     assert worker.drain() == 0
 
 
+def test_a_drain_says_of_a_handler_that_is_not_yet_done_that_it_waits(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = Worker(client)
+
+    @worker.handler("k")
+    def run(payload: None) -> None:
+        raise leasekit.NotYet("no page yet", after=600)
+
+    task_id = client.schedule("k").id
+    with caplog.at_level("INFO", "leasekit"):
+        assert worker.drain() == 1
+    (record,) = [record for record in caplog.records if task_id in record.getMessage()]
+    assert (record.levelname, record.exc_info) == ("INFO", None)
+    assert record.getMessage() == f"task {task_id} (k) waits: no page yet"
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The options that the backend of `optional://` was given, each time."""

@@ -252,7 +252,7 @@ class Histories(RuleBasedStateMachine):
     def schedule(self, count: int, later: float, again: bool, lost: bool, **options: Any) -> None:
         ids = [next(self.ids) for _ in range(count)]
         new = [self.task(task_id, later=later, **options) for task_id in ids]
-        repeated = [self.task("t0", later=0.0, **options)] if again and self.tasks else []
+        repeated = [self.task("t0", later=0.0, **options)] if again and "t0" in self.tasks else []
         answers = self.ask("schedule", new + repeated, lost=lost)
         for task_id in ids:
             self.added(task_id, later=later, **options)

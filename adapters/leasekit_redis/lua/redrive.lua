@@ -46,7 +46,7 @@ local function redrive(id, s)
   for _, key in ipairs({DEAD, ENDED, ENDING}) do
     place(key, id, false)
   end
-  s.failures, s.crashes, s.reason, s.ended_at = nil, nil, nil, nil
+  s.failures, s.crashes, s.reason, s.ended_at, s.worker = nil, nil, nil, nil, nil
   s.fence, s.redriven = s.fence + 1, ARGUMENT.redrive_id
   record(id, s, {outcome = 'redriven', attempt = s.attempt, worker = ARGUMENT.worker, token = ARGUMENT.redrive_id})
   if s.status == 'dropped' then

@@ -32,7 +32,11 @@ Wait = tuple[str, str]  # the id of an awaited task, and of a task that waits fo
 
 
 def begin(turn: UnitOfWork, rows: Sequence[Trigger], after: Mapping[str, Sequence[str]]) -> list[Trigger]:
-    """Return the states of tasks that must run `after` others, which are not written yet; note what they wait for."""
+    """Return the states of tasks that must run `after` others, which are not written yet; note what they wait for.
+
+    One that has ended already, because its chain is cancelled, waits for none.
+    """
+    after = {row.id: after[row.id] for row in rows if row.id in after and not row.status.ended}
     awaited = turn.tx.triggers({name for names in after.values() for name in names})
     done = {name for name, row in awaited.items() if row.status is Status.SUCCESS}
     waits = {row.id: [name for name in dict.fromkeys(after.get(row.id, ())) if name not in done] for row in rows}

@@ -169,10 +169,10 @@ class _Intake:
 
     def _begun(self, rows: list[Trigger]) -> list[Trigger]:
         """Return the states of new tasks of which some run after others, or come from them."""
-        if self.after:
-            rows = following.begin(self._turn, rows, self.after)
         if self._parents and self._turn.tx.has_chains():
             rows = chains.add(self._turn, rows, self._parents)
+        if self.after:
+            rows = following.begin(self._turn, rows, self.after)
         return rows
 
     def _key_of(self, task: NewTask) -> str | None:

@@ -50,5 +50,8 @@ class Chains(SchedulerBase):
         }
         settlement = Settlement(id=first, token=task.token, outcome="success", then=[NewTask(kind=then, id=then)])
         assert (await chained.settle([settlement]))[0].verdict == "settled"
-        assert (await self.info(chained, then)).status is Status.CANCELLED
-        assert await self.nothing_left(chained, then)
+        late = f"{kind}-late"
+        await chained.schedule([NewTask(kind=late, id=late, after=[then])])
+        for task_id in (then, late):
+            assert (await self.info(chained, task_id)).status is Status.CANCELLED
+            assert await self.nothing_left(chained, task_id)

@@ -34,7 +34,7 @@ class Redriving(SchedulerBase):
         await self.settle(backend, task, "retry")
         assert (await self.verdict(backend, task)).verdict == "redriven"
         info = await self.info(backend, task.id)
-        assert (info.status, info.reason, info.crashes) == (Status.ENQUEUED, None, 0)
+        assert (info.status, info.reason, info.crashes, info.worker) == (Status.ENQUEUED, None, 0, None)
         again = await self.claim_one(backend, kind)
         assert (again.id, again.payload, again.attempt) == (task.id, [1], 2)
         assert again.fence > task.fence

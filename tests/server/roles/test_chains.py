@@ -103,8 +103,7 @@ async def test_what_comes_late_from_a_cancelled_chain_is_cancelled_too(bench: Be
     await bench.settle(task, then=[NewTask(kind="then", id="then")])
     await put(bench, "after", after=["then", "other"])
     assert await bench.status("a") == "success"
-    assert await bench.status("after") == "dropped"
-    for name in ("inside", "then"):
+    for name in ("inside", "then", "after"):
         info = await bench.info(name)
         assert (info.status, info.reason) == ("cancelled", 'the chain of "a" was cancelled')
     assert await bench.ids(kinds=("inside", "then", "after")) == []
@@ -131,3 +130,15 @@ async def test_what_is_removed_is_forgotten(bench: Bench) -> None:
 async def test_names_are_in_no_chain(bench: Bench) -> None:
     await bench.engine.schedule([NewTask(kind="named:n", id="named:n", parent="a")])
     assert await place(bench, "named:n") == (None, "named:n")
+
+
+async def test_what_waits_for_a_late_task_of_a_cancelled_chain_is_told_of_its_end(bench: Bench) -> None:
+    await put(bench, "a")
+    await put(bench, "before", after=["w", "late"])
+    await bench.engine.cancel_chain(ChainRequest(id="a"))
+    batch = [NewTask(kind="k", id="late", parent="a"), NewTask(kind="k", id="beside", after=["w", "late"])]
+    await bench.engine.schedule(batch)
+    await bench.engine.tick()
+    for name in ("before", "beside"):
+        info = await bench.info(name)
+        assert (info.status, info.reason) == ("dropped", '"late", which it was to run after, ended as cancelled')

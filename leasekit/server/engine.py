@@ -230,22 +230,30 @@ class Engine:
 
     async def __aenter__(self) -> "Engine":
         await self.commit.start()
-        self.fleet.begin()
         try:
-            await self.tick()
+            await self._begin()
+        except BaseException:  # a writer that went on would share its connection with that of the next engine
+            await self.token_watch.stop()
             if self.neighbours is not None:
-                self.neighbours.start()  # fails if the system has no thread to give
-        except BaseException:
+                await self.neighbours.stop()
+            self._readers.abandon()
             await self.commit.stop()
             raise
-        self._readers.open()
         self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
-        await self.token_watch.start()
         if Role.CONSUMER in self.roles:
             self._sweeping = asyncio.create_task(self.sweeper.run(), name="leasekit-sweeper")
         if self.enqueuer is not None:
             self._enqueueing = asyncio.create_task(self.enqueuer.run(self._period), name="leasekit-enqueuer")
         return self
+
+    async def _begin(self) -> None:
+        """Do what may fail before this engine has tasks of its own. The caller undoes it then."""
+        self.fleet.begin()
+        await self.tick()
+        if self.neighbours is not None:
+            self.neighbours.start()  # fails if the system has no thread to give
+        self._readers.open()
+        await self.token_watch.start()
 
     async def __aexit__(self, *error: object) -> None:
         for task in (self._enqueueing, self._consumer, self._sweeping):
@@ -264,7 +272,7 @@ class Engine:
         await self._end_waits.close()
         self._cancel_hints.end()
         self.feed.close()
-        self._readers.close()
+        await self._readers.close()
         await self.commit.stop()
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:

@@ -39,11 +39,21 @@ class Readers:
     def open(self) -> None:
         self._threads = DaemonThreads(_THREADS, name="leasekit-reader")
 
-    def close(self) -> None:
-        """Refuse further reads, and wait for those that are under way."""
+    def abandon(self) -> None:
+        """Refuse further reads; those that are under way end by themselves."""
         threads, self._threads = self._threads, None
         if threads is not None:
-            threads.shutdown()
+            threads.shutdown(wait=False)
+
+    async def close(self) -> None:
+        """Refuse further reads, and wait for those that are under way. A database may answer late: the loop goes on."""
+        threads, self._threads = self._threads, None
+        if threads is None:
+            return
+        waiting = DaemonThreads(1, name="leasekit-reader")
+        ended = asyncio.get_running_loop().run_in_executor(waiting, threads.shutdown)
+        waiting.shutdown(wait=False)
+        await ended
 
     async def run(self, read: Callable[[], _T]) -> _T:
         """Return what a function returns that runs in one of the threads."""

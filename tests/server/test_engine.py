@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,46 @@ async def test_an_engine_that_is_not_open_says_so(make_store: Callable[[], Store
         await engine.queries.get("a")
     with pytest.raises(Unavailable):
         await engine.schedule([NewTask(kind="k")])
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_an_engine_that_fails_or_is_cancelled_while_it_opens_leaves_no_writer(
+    make_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool
+) -> None:
+    before, engine, reading = threads(), Engine(make_store()), anyio.Event()
+
+    async def read() -> None:
+        reading.set()
+        await anyio.sleep(math.inf if is_cancelled else 0)
+        raise Unavailable("the connection of a reader was cut")
+
+    monkeypatch.setattr(engine.token_watch, "read", read)
+    opening = asyncio.create_task(engine.__aenter__())
+    await reading.wait()
+    if is_cancelled:
+        opening.cancel()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else Unavailable):
+        await opening
+    await until(lambda: threads() <= before)
+
+
+async def test_a_read_without_an_answer_holds_up_no_event_loop_while_its_engine_closes(
+    make_store: Callable[[], Store],
+) -> None:
+    engine, begun, answer = Engine(make_store()), threading.Event(), threading.Event()
+
+    def read() -> bool:
+        begun.set()
+        return answer.wait(30)
+
+    await engine.__aenter__()
+    reading = asyncio.create_task(engine._readers.run(read))
+    await until(begun.is_set)
+    closing = asyncio.create_task(engine.__aexit__())
+    await until(lambda: not engine._readers.are_open)
+    answer.set()  # by the event loop, which goes on
+    assert await reading
+    await closing
 
 
 async def test_an_engine_whose_store_cannot_be_written_says_why_until_it_can(

@@ -34,6 +34,7 @@ _TABLES = (
     "gate",
     "drain",
     "parked",
+    "deadline",
     "keyed",
     "share",
     "bucket",

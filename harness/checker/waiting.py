@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from harness import history as log
-from harness.checker.index import Life, Lives
+from harness.checker.index import Lease, Life, Lives
 from harness.checker.rules import Rules, Violation
 
 _ROUNDED = 1e-3  # seconds: instants are floats
@@ -96,7 +96,7 @@ def _a9_firings(lives: Lives, rules: Rules) -> Iterator[Violation]:
 
 
 def _a10_late(lives: Lives, rules: Rules) -> Iterator[Violation]:
-    """A task is not granted for the first time after its start deadline, and is dropped then if it has not begun."""
+    """A task that has not begun is not granted after its start deadline, and is dropped then."""
     for task, life in lives.tasks.items() if rules.due_slack is not None else ():
         asked = life.asked[0] if life.asked else None
         moves = life.reschedule_asked or life.redriven or life.replaced
@@ -105,9 +105,17 @@ def _a10_late(lives: Lives, rules: Rules) -> Iterator[Violation]:
         if not (created := [answer for answer in life.acknowledged if answer.created]):
             continue
         by = max(asked.due_at or 0.0, created[0].at) + asked.start_deadline + (rules.due_slack or 0.0)
-        late = [grant for lease in life.known[:1] for grant in lease.issued if grant.at > by]
+        late = [grant for lease in _until_begun(life) for grant in lease.issued if grant.at > by]
         if late:
             yield Violation(rule="A10", task=task, why="it was granted after its start deadline", events=[asked, *late])
+
+
+def _until_begun(life: Life) -> Iterator[Lease]:
+    """Yield the leases of a task up to the first under which its handler has begun."""
+    for lease in life.known:
+        yield lease
+        if lease.started or any(settled.outcome != "release" for settled in lease.settle_asked):
+            return
 
 
 def _a12_bulk(lives: Lives) -> Iterator[Violation]:

@@ -868,6 +868,12 @@ def test_a10_a_task_that_begins_too_late_is_found_out(at: float, broken: set[str
     assert found(history, replace(RULES, due_slack=1.0)) & {"A10"} == broken
 
 
+@pytest.mark.parametrize(("run", "broken"), [([], {"A10"}), (body(1, 51.0, 52.0), set())])
+def test_a10_a_task_that_was_given_back_too_late_is_found_out(run: list[Event], broken: set[str]) -> None:
+    history = [*asked(start_deadline=60.0), issued(1, 50.0), *run, closed(1, 63.0), issued(2, 64.0)]
+    assert found(history, replace(RULES, due_slack=1.0)) & {"A10"} == broken
+
+
 def bulk(act: Literal["cancel", "reschedule"], *, answered_at: float = 30.0, due: float | None = None) -> list[Event]:
     """A bulk act whose dry run was at 10 to 11, and which came at 20."""
     common: dict[str, Any] = {"who": "o", "act": act, "kind": "k", "counted_from": 10.0}

@@ -217,6 +217,13 @@ server.roles.start_deadlines:tend
 tests/server/roles/test_start_deadlines.py::\
 test_a_task_for_which_no_worker_asks_is_dropped_by_the_consumer[memory]
 
+late-tasks-given-back: A task past its start deadline that a worker gives back unbegun is granted again.
+server.roles.start_deadlines:tend
+- turn.tx.drop_deadlines(set(seqs) - granted - {row.seq for row in late})
++ turn.tx.drop_deadlines(turn.tx.deadlines(range(1000)))
+tests/server/roles/test_start_deadlines.py::\
+test_a_task_that_a_worker_gives_back_from_its_buffer_too_late_is_dropped[memory]
+
 begun-and-too-late: A task that has begun in time is dropped if it runs again.
 server.roles.hsc:_save_beats
 - start_deadlines.begun(turn, batch.begun)

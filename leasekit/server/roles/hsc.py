@@ -39,7 +39,7 @@ from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
 
 _NULL = b"null"
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
-_FAILED = frozenset({"retry", "fatal"})  # outcomes of a handler that was called
+_FAILED = frozenset({"retry", "fatal", "crash"})  # outcomes of a handler that was called
 _DELAYED = frozenset({"retry", "release"})  # outcomes with which a holder may ask for a wait
 
 

@@ -3,7 +3,7 @@
 Rule 1: a task with a start deadline has a row until its handler has begun. Other tasks have none, and cost nothing:
         nothing is read as long as the first deadline of the store, which each node looks up once a second, is to come.
 Rule 2: a claim looks at the rows of the tasks that it would grant, so none is granted too late. A task that was granted
-        in time may begin later, from its worker's buffer.
+        in time may begin later, from its worker's buffer: it keeps its row, for the case that it is given back.
 Rule 3: a task that waits for something else than a claim is dropped by the next regular look, in batches.
 """
 
@@ -18,7 +18,6 @@ from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Status
 
 _STEP = 500  # tasks that one transaction drops
-_AGAIN = 5.0  # seconds until a task that a worker has not begun yet is looked at again
 _DROPPABLE = frozenset({Status.NEW, Status.ENQUEUED})
 
 
@@ -49,13 +48,11 @@ def tend(turn: UnitOfWork) -> bool:
     if first is None or first > turn.now:
         return False
     seqs = turn.tx.passed_deadlines(now=turn.now, limit=_STEP)
-    rows = turn.tx.triggers_of(seqs)
-    late = [row for row in rows.values() if _can_be_late(row)]
-    held = [row for row in rows.values() if row.status in LEASED and row.started_at is None]
+    rows = turn.tx.triggers_of(seqs).values()
+    late = [row for row in rows if _can_be_late(row)]
+    granted = {row.seq for row in rows if row.status in LEASED and row.started_at is None}  # just now, by another node
     drop(turn, late)
-    turn.tx.drop_deadlines(set(seqs) - {row.seq for row in [*late, *held]})
-    known = turn.tx.deadlines([row.seq for row in held])
-    turn.tx.set_deadlines({seq: of._replace(at=turn.now + _AGAIN) for seq, of in known.items()})
+    turn.tx.drop_deadlines(set(seqs) - granted - {row.seq for row in late})
     turn.kinds.start_by = turn.tx.next_deadline()
     return len(seqs) == _STEP
 

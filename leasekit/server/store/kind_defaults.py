@@ -46,7 +46,7 @@ class KindDefaults:
         self.rules: Mapping[str, KindRules] = {}  # the same, of the kinds that have any; replaced, never changed
         self.clock = KindClock()
         self.has_waits = False  # whether tasks wait for others, or ever did; also for other threads
-        self.start_by: float | None = None  # the first start deadline of any task, or an earlier moment
+        self.start_by: float | None = 0.0  # the first start deadline of any task, or earlier; None: there is none
         self.has_inbox = False  # whether applications have put tasks into the inbox; also for other threads
         self.fires_at: float | None = None  # when the next periodic task fires; also for other threads
 

@@ -393,11 +393,11 @@ class LaterWrites(Protocol):
     """Writes of what happens later by itself: start deadlines, firings, tasks after others, chains, the inbox."""
 
     def next_deadline(self) -> float | None:
-        """Return the first start deadline of any task."""
+        """Return the first start deadline of any task; None: there is none, and no other writer adds one."""
         ...
 
     def passed_deadlines(self, *, now: float, limit: int) -> list[int]:
-        """Return the first `limit` tasks whose start deadlines have passed."""
+        """Return the first `limit` tasks whose start deadlines have passed, but for those in the buffer of a worker."""
         ...
 
     def set_deadlines(self, deadlines: Mapping[int, Deadline]) -> None:

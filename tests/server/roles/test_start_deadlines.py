@@ -105,9 +105,35 @@ async def test_a_task_that_a_worker_gives_back_from_its_buffer_too_late_is_dropp
     await bench.beat(task, started=False)
     await bench.later(60)
     assert await bench.status("a") == "claimed"  # granted in time
+    await bench.later(1)  # the regular look meets it again
     await bench.settle(task, "release")
-    await bench.later(6)
+    assert await bench.ids() == []
     assert await end(bench, "a") == ("dropped", LATE)
+
+
+async def test_a_task_whose_lease_expires_before_it_has_begun_is_dropped_if_it_is_too_late(bench: Bench) -> None:
+    await bench.taken("a", start_deadline=60.0, heartbeat_timeout=61.0)
+    await bench.later(60)
+    await bench.later(2)
+    assert await bench.ids() == []
+    assert await end(bench, "a") == ("dropped", LATE)
+
+
+async def test_tasks_in_the_buffers_of_workers_hold_up_no_late_task(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_deadlines, "_STEP", 2)
+    await bench.put(*"abc", start_deadline=60.0)
+    assert await bench.ids(limit=3) == [*"abc"]
+    await bench.put("late", start_deadline=60.0)
+    await bench.later(60)
+    assert await end(bench, "late") == ("dropped", LATE)
+
+
+async def test_a_task_whose_handler_has_crashed_before_its_first_heartbeat_is_not_dropped(bench: Bench) -> None:
+    await bench.settle(await bench.taken("a", start_deadline=60.0), "crash")
+    await bench.later(100)
+    assert await bench.ids() == ["a"]
 
 
 async def test_a_message_of_a_queue_brings_no_late_task(bench: Bench) -> None:

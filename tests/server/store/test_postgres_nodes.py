@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -18,7 +19,7 @@ from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.store.postgres.tx import JOIN_WRITERS
 from leasekit.task import Beat, KindSettings, NewTask, Settlement, Task
-from leasekit.wire import PurgeRequest
+from leasekit.wire import PurgeRequest, RescheduleRequest
 from tests.postgres_server import PostgresServer
 from tests.waiting import eventually, until
 
@@ -550,3 +551,26 @@ async def test_the_first_wait_of_a_store_comes_before_or_after_each_end(nodes: l
         await scheduling
         claimed = await nodes[0].claim(worker="w", kinds=["next"], limit=1, wait=20, claim_id=f"next-{turn}")
         assert [task.id for task in claimed.tasks] == [f"b{turn}"]
+
+
+async def test_a_node_that_knows_no_start_deadline_yet_moves_those_of_others(nodes: list[Engine]) -> None:
+    a, b = nodes[:2]
+    await b.tick()
+    await a.schedule([NewTask(kind="k", id="moved", start_deadline=60.0)])
+    answer = await b.operations.reschedule("moved", RescheduleRequest(delay=3600.0), by="ada")
+    info = await b.queries.get("moved")
+    assert answer is not None
+    assert info is not None
+    assert info.start_by == answer.at + timedelta(seconds=60)
+
+
+async def test_a_node_that_knows_no_start_deadline_yet_hears_that_a_task_has_begun(
+    nodes: list[Engine], url: str
+) -> None:
+    a, b = nodes[:2]
+    await b.tick()
+    await a.schedule([NewTask(kind="k", id="begun", start_deadline=60.0)])
+    (task,) = await taken(b)
+    await b.heartbeat("w", [Beat(id="begun", token=task.token)])
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM leasekit.deadline").fetchone() == (0,)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from leasekit._lifecycle.states import LEASED
 from leasekit.server.store import Deadline, PeriodicRow
 from leasekit.server.store.memory.changes import Changes
 
@@ -14,7 +15,11 @@ class MemoryLater(Changes):
 
     def passed_deadlines(self, *, now: float, limit: int) -> list[int]:
         passed = sorted((deadline.at, seq) for seq, deadline in self._tables.deadlines.items() if deadline.at <= now)
-        return [seq for _, seq in passed[:limit]]
+        return [seq for _, seq in passed if not self._is_in_a_buffer(seq)][:limit]
+
+    def _is_in_a_buffer(self, seq: int) -> bool:
+        row = self._tables.triggers.get(seq)
+        return row is not None and row.status in LEASED and row.started_at is None
 
     def set_deadlines(self, deadlines: Mapping[int, Deadline]) -> None:
         for seq, deadline in deadlines.items():

@@ -6,6 +6,7 @@ Rule 2: rows that a writer has added meanwhile undo the transaction: it is repea
 Rule 3: counts of tasks are kept as what each node has added and taken, so that writers never update the same row.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -350,7 +351,17 @@ class PostgresTx(SqlTx, PostgresView):
         super().add_waits(waits)
 
     def next_deadline(self) -> float | None:
-        return super().next_deadline() if self._has_keys else None
+        if not self._has_keys:
+            return None
+        first = super().next_deadline()
+        return math.inf if first is None else first  # another node may add one at any time
+
+    def deadlines(self, seqs: Collection[int]) -> dict[int, Deadline]:
+        return super().deadlines(seqs) if self._has_keys else {}
+
+    def drop_deadlines(self, seqs: Collection[int]) -> None:
+        if self._has_keys:
+            super().drop_deadlines(seqs)
 
     def set_deadlines(self, deadlines: Mapping[int, Deadline]) -> None:
         if not self._has_keys:

@@ -7,7 +7,17 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam, func, select
 
 from leasekit.server.store import Contended, Deadline, PeriodicRow, damage
-from leasekit.server.store.schema import cancelled_chain, chain, deadline, periodic, task, wait, wake
+from leasekit.server.store.schema import (
+    cancelled_chain,
+    chain,
+    deadline,
+    is_leased,
+    periodic,
+    task,
+    trigger,
+    wait,
+    wake,
+)
 from leasekit.server.store.sql.session import Reads, Writes
 from leasekit.server.store.sql.statements import MOST, NOW, Insert, Statement, is_one_of, is_one_pair_of
 
@@ -33,7 +43,12 @@ ADD_WAKES = Insert(wake)
 DROP_WAKES = Statement(sa.delete(wake).where(is_one_of(wake.c.awaited, "awaited")))
 DEADLINES = Statement(select(deadline).where(is_one_of(deadline.c.seq, "seqs")))
 NEXT_DEADLINE = Statement(select(func.min(deadline.c.at)))
-PASSED_DEADLINES = Statement(select(deadline.c.seq).where(deadline.c.at <= NOW).order_by(deadline.c.at).limit(MOST))
+_IS_IN_A_BUFFER = (
+    select(trigger.c.seq).where(trigger.c.seq == deadline.c.seq, is_leased(), trigger.c.started_at.is_(None)).exists()
+)
+PASSED_DEADLINES = Statement(
+    select(deadline.c.seq).where(deadline.c.at <= NOW, ~_IS_IN_A_BUFFER).order_by(deadline.c.at).limit(MOST)
+)
 ADD_DEADLINES = Insert(deadline)
 DROP_DEADLINES = Statement(sa.delete(deadline).where(is_one_of(deadline.c.seq, "seqs")))
 CHAINS = Statement(select(chain.c.seq, chain.c.parent, chain.c.root).where(is_one_of(chain.c.seq, "seqs")))

@@ -4,6 +4,7 @@ A store filters by what its tables have as columns (`Filter`); the rest of a `Ta
 that are left.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ LOOK = 20_000
 AFTER_ALL = 10**18
 """More than any `seq`, as no cursor is."""
 
-_TAGGED = 2_000  # tasks with a tag that are looked at in one step
+_TAGGED = 2_000  # tasks with a tag, or of a worker, that are looked at in one step
 _STEPS = 50  # steps after which a search ends its page, however few tasks it has found
 _STEP = 10  # tasks whose values are loaded at once
 _SCAN = 250  # tasks that a step looks at, at least, if few of them may match: a small page costs no more steps
@@ -63,6 +64,12 @@ class Stretch(NamedTuple):
             if tagged.last is None or (after >= last and not wanted.newest):
                 return None
             return cls(min(tagged.last, last), [seq for seq in tagged.seqs if seq <= last])
+        if wanted.worker is not None:
+            held = [seq for seq in view.held_by(wanted.worker) if seq <= last]
+            left = (
+                [seq for seq in reversed(held) if seq < after] if wanted.newest else held[bisect_right(held, after) :]
+            )
+            return cls(left[-1], left) if (left := left[:_TAGGED]) else None
         first = view.next_seq(after=after, newest=wanted.newest)
         if first is None or first > last:
             return None

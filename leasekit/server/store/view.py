@@ -134,6 +134,10 @@ class View(Protocol):
         """Return all gates, sorted by scope and name."""
         ...
 
+    def held_by(self, worker: str) -> list[int]:
+        """Return the tasks that a worker has leases of, by `seq`."""
+        ...
+
     def drains(self) -> list[DrainRow]:
         """Return the workers that take no new tasks, sorted by name."""
         ...

@@ -218,6 +218,9 @@ class MemoryView(View):
     def gates(self) -> list[GateRow]:
         return sorted(self._tables.gates.values(), key=lambda row: row[:2])
 
+    def held_by(self, worker: str) -> list[int]:
+        return sorted(row.seq for row in self._leased() if row.owner == worker)
+
     def drains(self) -> list[DrainRow]:
         return [row for _, row in sorted(self._tables.drains.items())]
 

@@ -31,6 +31,8 @@ HOLDERS = Statement(
     .where(is_leased())
     .group_by(trigger.c.owner)
 )
+# Without a bound of `seq`, nor an order: a database would read all tasks in that order, and not the index of leases.
+HELD_BY = Statement(select(trigger.c.seq).where(is_leased(), trigger.c.owner == bindparam("of_worker", type_=sa.Text)))
 
 
 class ListingView(Reads):
@@ -76,6 +78,9 @@ class ListingView(Reads):
             str(row[0]): Holding(row[1], row[2] if damage.is_number(row[2]) else None)
             for row in self._session.rows(HOLDERS)
         }
+
+    def held_by(self, worker: str) -> list[int]:
+        return sorted(row[0] for row in self._session.rows(HELD_BY, of_worker=worker))
 
     def ended(self, wanted: Filter, *, until: float, after: Ending, limit: int) -> list[Ending]:
         query = _ended(wanted, until, trigger.c.ended_at, trigger.c.seq)

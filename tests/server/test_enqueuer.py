@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from leasekit.errors import Unavailable
+from leasekit.errors import Refused, Unavailable
 from leasekit.queues import QueueName
 from leasekit.server.engine import Engine
 from leasekit.server.http.metrics import Metrics
@@ -54,6 +54,14 @@ async def test_a_due_task_has_a_message_soon(engine: Engine, queues: MemoryQueue
 async def test_a_task_that_becomes_due_later_has_a_message_then(engine: Engine, queues: MemoryQueues) -> None:
     await put(engine, "a", delay=0.01)
     assert await tickets(queues) == [Ticket(id="a", fence=0)]
+
+
+@pytest.mark.parametrize("option", ["requires", "prefers"])
+async def test_a_task_for_some_workers_is_refused(engine: Engine, option: str) -> None:
+    tasks = [NewTask(kind="k", id="a"), NewTask(kind="k", **{option: {"gpu": "t4"}})]  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="hands tasks out by queues"):
+        await engine.schedule(tasks)
+    assert await engine.queries.get("a") is None
 
 
 async def test_a_lost_message_comes_again_after_the_enqueue_timeout(engine: Engine, queues: MemoryQueues) -> None:

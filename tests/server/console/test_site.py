@@ -95,6 +95,13 @@ def test_tasks_are_filtered_by_a_tag_which_the_page_of_a_task_links(site: Site) 
     assert "tag" in site.see(f"tasks?tag={'x' * 65}").text
 
 
+def test_the_page_of_a_task_has_the_labels_that_it_requires_and_prefers(site: Site) -> None:
+    site.schedule("copy", id="labelled", requires={"gpu": "t4"}, prefers={"zone": "eu"}, prefer_for=90)
+    text = " ".join(site.see("task?id=labelled").text.split())
+    assert "Requires gpu=t4" in text
+    assert re.search(r"Prefers zone=eu ?for 1 ?m", text)
+
+
 def test_a_page_is_only_looked_at(site: Site) -> None:
     assert site.server.call("POST", "/console/tasks", {}).status == 405
 

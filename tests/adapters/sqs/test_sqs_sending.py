@@ -130,6 +130,8 @@ LATER = datetime.now(UTC) + timedelta(days=1)
         ("q", "delay", {"delay": 901}),
         ("q", "after", {"after": ["a-1"]}),
         ("q", "collection", {"collection": "with spaces"}),
+        ("q", "requires", {"requires": {"gpu": "t4"}}),
+        ("q", "prefers", {"prefers": {"gpu": "t4"}, "prefer_for": 5}),
         ("q", "id", {"id": "a/b"}),
         ("q", "kind", {"kind": ""}),
         ("q.fifo", "dedupe_window", {"dedupe_key": "x"}),

@@ -11,6 +11,7 @@ from harness.checker.rules import Check, Found, Rules, Violation, violations
 
 _ENDED = frozenset({"success", "fatal_failure", "cancelled", "dropped", "dead"})
 _SET_BACK = "wall_back"  # the fault of a wall clock
+_REPORTED_WITHIN = 300.0  # seconds without faults, for the longest wait between two tries and a throttled one
 
 
 def liveness(lives: Lives, rules: Rules) -> list[Violation]:
@@ -261,6 +262,20 @@ def _l4_no_leak(life: Life, lives: Lives, rules: Rules) -> Found:
             yield why, [lease.grant, expiry]
 
 
+def _l4_reported(life: Life, lives: Lives, rules: Rules) -> Found:
+    """A settlement is reported until it is answered: no process without faults has one unanswered for long."""
+    for lease in life.leases.values():
+        answered = {answer.who for answer in lease.settle_answered}
+        for ask in (ask for ask in lease.settle_asked if ask.who in lives.processes and ask.who not in answered):
+            ended = lives.processes[ask.who].ended
+            until = lives.last_at if ended is None else ended.at
+            calm_since, calm = ask.at, 0.0
+            for begin, end in (*_stretches(lives, ask.who, ask.at, until, rules.bridge), (until, until)):
+                calm, calm_since = max(calm, begin - calm_since), max(calm_since, end)
+            if calm > _REPORTED_WITHIN:
+                yield f"its settlement had no answer, though nothing was wrong for {calm:.0f} s", [ask]
+
+
 def _l5_no_zombie(life: Life, lives: Lives, rules: Rules) -> Found:
     """Heartbeats alone keep no handler for ever: its runtime and its idle time are bounded."""
     longest = life.asked[0].max_runtime if life.asked else None
@@ -398,6 +413,7 @@ _CHECKS: Sequence[tuple[str, Check]] = (
     ("L3", _l3_outage),
     ("L4", _l4_converges),
     ("L4", _l4_no_leak),
+    ("L4", _l4_reported),
     ("L5", _l5_no_zombie),
     ("L5", _l5_whole_runtime),
     ("L5", _l5_told_at_once),

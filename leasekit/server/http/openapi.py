@@ -116,6 +116,14 @@ _DEDUPE = {
 }
 """How a dedupe key counts; `NewTask` checks this rule."""
 
+_PREFERENCE = {
+    "anyOf": [
+        {"properties": {"prefers": {"maxProperties": 0}, "prefer_for": _NULL}},
+        {"required": ["prefers"], "properties": {"prefers": {"minProperties": 1}, "key": _NULL}},
+    ]
+}
+"""How a task prefers workers; `check_preference` checks this rule, and that it does not prefer what it requires."""
+
 _LIVE_STATUS = {"enum": [str(it) for it in Status if not it.ended]}
 _BULK = [
     _SELECTIONS[1]["anyOf"],
@@ -223,7 +231,7 @@ _CURSORS = {"RedriveRequest": r"^[0-9]{1,18}\Z", "PurgeRequest": r"^[0-9]{1,12}(
 def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         schemas[name]["examples"] = [example]
-    schemas["NewTaskItem"]["allOf"] = [_AT_OR_DELAY, _DEDUPE]
+    schemas["NewTaskItem"]["allOf"] = [_AT_OR_DELAY, _DEDUPE, _PREFERENCE]
     schemas["RescheduleRequest"]["allOf"] = [_AT_OR_DELAY, _CHANGES]
     schemas["CancelMatchingRequest"]["allOf"] = [{"anyOf": rule} for rule in _BULK]
     schemas["RescheduleMatchingRequest"]["allOf"] = [*({"anyOf": rule} for rule in _BULK), _AT_OR_DELAY, _CHANGES]
@@ -232,6 +240,7 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     schemas["TokenRequest"]["allOf"] = [_NEW_TOKEN]
     schemas["GateRequest"]["anyOf"] = [{"properties": {name: {"type": "null"}}} for name in ("until", "duration")]
     schemas["PeriodicTaskItem"]["oneOf"] = _RULES
+    schemas["PeriodicTaskItem"]["allOf"] = [_PREFERENCE]
     schemas["SettlementItem"]["anyOf"] = _THEN
     schemas["RedriveRequest"]["oneOf"] = _SELECTIONS
     schemas["PurgeRequest"]["anyOf"] = [_NO_IDS, {"properties": _NO_FILTERS}]

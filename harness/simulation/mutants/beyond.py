@@ -27,6 +27,13 @@ _worker.process.guard:_Executor.arm
 tests/worker/process/test_guarded_process.py::\
 test_of_a_body_that_changed_its_user_nothing_runs_after_its_trust_although_its_worker_is_stopped
 
+guard-ends-unread: A guard ends at once if its worker died before it had read an answer.
+_worker.process.guard:_obey
+- ConnectionError
++ InterruptedError
+tests/worker/process/test_guarded_process.py::\
+test_a_worker_that_dies_with_an_unread_answer_leaves_no_process_of_its_handler[True]
+
 executor-job-not-waited-for: A task is settled while a thread that its handler started goes on.
 _worker.jobs:count_in.run_counted
 - jobs.add(job)

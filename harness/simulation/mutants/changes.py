@@ -217,6 +217,13 @@ server.roles.start_deadlines:tend
 tests/server/roles/test_start_deadlines.py::\
 test_a_task_for_which_no_worker_asks_is_dropped_by_the_consumer[memory]
 
+half-open-engine: The writer of an engine that did not open goes on, beside that of the next engine.
+server.engine:Engine.__aenter__
+- await self.commit.stop()
++ pass
+tests/server/test_engine.py::\
+test_an_engine_that_fails_or_is_cancelled_while_it_opens_leaves_no_writer[memory-False]
+
 late-tasks-given-back: A task past its start deadline that a worker gives back unbegun is granted again.
 server.roles.start_deadlines:tend
 - turn.tx.drop_deadlines(set(seqs) - granted - {row.seq for row in late})

@@ -81,7 +81,8 @@ def main(control: socket.socket, channel: int, worker: int, command: list[str]) 
     os.close(channel)
     executor = _Executor(pid, timers)
     here = HERE + HERE_FORMAT.pack(pid, now)
-    control.sendmsg([here], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, NUMBER.pack(executor.pidfd))])
+    with contextlib.suppress(ConnectionError):  # the worker has died
+        control.sendmsg([here], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, NUMBER.pack(executor.pidfd))])
     if os.getppid() == worker:
         _watch(control, executor, worker=parent)
     status = executor.reap()
@@ -141,16 +142,19 @@ def _watch(control: socket.socket, executor: "_Executor", *, worker: int) -> Non
 
 def _obey(control: socket.socket, executor: "_Executor") -> bool:
     """Follow one datagram. Return False if the worker will send no other."""
-    said = control.recv(_LONGEST)
-    match said[:1]:
-        case b"A":
-            executor.arm(*MOMENT.unpack(said[1:]))
-        case b"D":
-            executor.disarm()
-        case b"?" if not executor.killed:
-            control.send(said)
-        case _:
-            return False
+    try:
+        said = control.recv(_LONGEST)
+        match said[:1]:
+            case b"A":
+                executor.arm(*MOMENT.unpack(said[1:]))
+            case b"D":
+                executor.disarm()
+            case b"?" if not executor.killed:
+                control.send(said)
+            case _:
+                return False
+    except ConnectionError:  # the worker has died, and had not read an answer
+        return False
     return True
 
 

@@ -20,7 +20,7 @@ import pytest
 from leasekit._core.term import Term
 from leasekit._driver.clock import BOOT_CLOCK
 from leasekit._worker import linux
-from leasekit._worker.process import guarded_process
+from leasekit._worker.process import guard, guarded_process
 from leasekit._worker.process.guarded_process import GuardedProcess
 from leasekit._worker.process.messages import Address, Ended, FromExecutor, LeaseChanged, LeaseState, Ready, Run, Setup
 from leasekit.config import Heartbeats
@@ -381,3 +381,35 @@ def test_leases_that_another_clock_counts_are_refused() -> None:
     guarded.shutdown(0)
     guarded.reap()
     os.close(wake)
+
+
+@pytest.mark.parametrize("leaves_the_group", [False, True])
+def test_a_worker_that_dies_with_an_unread_answer_leaves_no_process_of_its_handler(
+    is_dead: IsDead, *, leaves_the_group: bool
+) -> None:
+    """The kernel closes the sockets of a dying process before it reports its end: then the guard cannot read."""
+    ours, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel, theirs = socket.socketpair()
+    body = f"""if True:
+        import os, socket, time
+        if (child := os.fork()) == 0:
+            os.close(2)
+            {leaves_the_group} and os.setsid()
+            time.sleep(60)
+        socket.socket(fileno={theirs.fileno()}).send(str(child).encode())
+        time.sleep(600)"""
+    passed = (control.fileno(), theirs.fileno())
+    lean = [sys.executable, "-I", "-S", guard.__file__]
+    command = [*lean, *map(str, passed), str(os.getpid()), sys.executable, "-c", body]
+    with channel, subprocess.Popen(command, pass_fds=passed, stderr=subprocess.PIPE) as guarding:
+        control.close()
+        theirs.close()
+        child = int(channel.recv(64))
+        assert ours.recv(64).startswith(guard.HERE)
+        ours.send(guard.ARM + guard.MOMENT.pack(now() + 600))
+        ours.send(guard.ASK + guard.NUMBER.pack(1))
+        assert ours.recv(64, socket.MSG_PEEK).startswith(guard.ASK)
+        ours.close()
+        assert guarding.stderr is not None
+        assert guarding.stderr.read() == b""
+    eventually(lambda: is_dead(child))

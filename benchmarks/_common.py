@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,22 @@ class Bench:
         line = {"benchmark": self.name, "case": case, **values}
         self._lines.append(line)
         print(json.dumps(line), flush=True)
+
+    def compare(self, cases: Mapping[str, Callable[[], float]]) -> None:
+        """Measure all cases in turn, five rounds at the least, and note the CPU in µs of each, by itself and as ratios.
+
+        Each is compared with the first case of its own round. A case that is the first one again shows the spread.
+        """
+        rounds = self.repeat if self.quick else max(5, self.repeat)
+        spent: dict[str, list[float]] = {case: [] for case in cases}
+        for _ in range(rounds):
+            for case, measure in cases.items():
+                spent[case].append(measure())
+        first = next(iter(spent.values()))
+        for case, values in spent.items():
+            ratios = sorted(mine / of_first for mine, of_first in zip(values, first, strict=True))
+            middle, bounds = statistics.median(ratios), [round(ratios[0], 2), round(ratios[-1], 2)]
+            self.note(case, cpu_us=round(statistics.median(values), 1), ratio=round(middle, 2), ratios=bounds)
 
     @property
     def results(self) -> Path:

@@ -241,6 +241,10 @@ def _features(lines: Sequence[Line]) -> list[str]:
     return _ratios(lines, "What tags, labels, start deadlines, dedupe keys and dependencies cost", "times nothing")
 
 
+def _clients(lines: Sequence[Line]) -> list[str]:
+    return _ratios(lines, "What code around runs, periodic tasks, waiting for ends and codecs cost", "times nothing")
+
+
 def _ratios(lines: Sequence[Line], title: str, of_first: str) -> list[str]:
     rows = [
         [
@@ -320,6 +324,7 @@ _SHOWN = {
     "polling": _polling,
     "rules": _rules,
     "features": _features,
+    "clients": _clients,
     "access": _access,
     "pages": _pages,
 }

@@ -1,12 +1,11 @@
 """Costs of what a task may ask for, in CPU time: where tasks of the kind use it, and where only another kind does.
 
-A life is a schedule, a claim and a settlement, in batches of 100, on an SQLite file in this process. All cases run in
-turn, and each is compared with the first case of its own round: a case that is the first one again shows the spread.
+A life is a schedule, a claim and a settlement, in batches of 100, on an SQLite file in this process.
 """
 
 import asyncio
-import statistics
 from collections.abc import Mapping
+from functools import partial
 from itertools import count as numbers
 from typing import Any
 
@@ -30,20 +29,15 @@ _USES: Mapping[str, Mapping[str, Any]] = {
 def main() -> None:
     bench = Bench("features")
     count = 1_000 if bench.quick else 10_000
-    rounds = bench.repeat if bench.quick else max(5, bench.repeat)
     cases: dict[str, tuple[str, Mapping[str, Any]]] = {"nothing": ("k", {}), "nothing, again": ("k", {})}
     for name, options in _USES.items():
         cases |= {f"another kind's tasks have {name}": ("other", options), f"the tasks have {name}": ("k", options)}
-    runs: dict[str, list[float]] = {case: [] for case in cases}
-    for _ in range(rounds):
-        for case, spent in runs.items():
-            kind, options = cases[case]
-            spent.append(asyncio.run(_life(count, kind, options)))
-    for case, spent in runs.items():
-        ratios = sorted(mine / of_first for mine, of_first in zip(spent, runs["nothing"], strict=True))
-        middle, bounds = statistics.median(ratios), [round(ratios[0], 2), round(ratios[-1], 2)]
-        bench.note(case, cpu_us=round(statistics.median(spent), 1), ratio=round(middle, 2), ratios=bounds)
+    bench.compare({case: partial(_run, count, *used) for case, used in cases.items()})
     bench.close()
+
+
+def _run(count: int, kind: str, options: Mapping[str, Any]) -> float:
+    return asyncio.run(_life(count, kind, options))
 
 
 async def _life(count: int, kind: str, options: Mapping[str, Any]) -> float:

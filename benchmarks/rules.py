@@ -1,12 +1,11 @@
 """Costs of kinds, gates, limits, keys and queues for a task, in CPU time: where they are used, and where others are.
 
-A life is a schedule, a claim and a settlement, in batches of 100, on an SQLite file in this process. All cases run in
-turn, and each is compared with the first case of its own round: a case that is the first one again shows the spread.
+A life is a schedule, a claim and a settlement, in batches of 100, on an SQLite file in this process.
 """
 
 import asyncio
-import statistics
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from _common import Bench, cpu_seconds, stored_in
@@ -43,17 +42,12 @@ _CASES: Mapping[str, Mapping[str, Any]] = {
 def main() -> None:
     bench = Bench("rules")
     count = 1_000 if bench.quick else 10_000
-    rounds = bench.repeat if bench.quick else max(5, bench.repeat)
-    runs: dict[str, list[float]] = {case: [] for case in _CASES}
-    for _ in range(rounds):
-        for case, spent in runs.items():
-            spent.append(asyncio.run(_life(count, **_CASES[case])))
-    first = runs["nothing set"]
-    for case, spent in runs.items():
-        ratios = sorted(mine / of_first for mine, of_first in zip(spent, first, strict=True))
-        middle, bounds = statistics.median(ratios), [round(ratios[0], 2), round(ratios[-1], 2)]
-        bench.note(case, cpu_us=round(statistics.median(spent), 1), ratio=round(middle, 2), ratios=bounds)
+    bench.compare({case: partial(_run, count, options) for case, options in _CASES.items()})
     bench.close()
+
+
+def _run(count: int, options: Mapping[str, Any]) -> float:
+    return asyncio.run(_life(count, **options))
 
 
 async def _life(

@@ -14,7 +14,9 @@ HOLDER: Mapping[str, Mutant] = {
             "lost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
             "asked_at = now\nlost = cycle.answered(send, verdicts, asked_at=asked_at, now=now)",
         ),
-        by=Histories("tight", ["S2", "S9"], seeds=12),
+        test="tests/driver/keeping/test_keeper.py"
+        "::test_trust_counts_from_when_a_beat_was_sent_however_late_its_answer_comes",
+        why_test="a history has to lose all later heartbeats on their way, and keep a slot free for the next holder",
     ),
     "claim-stamped-after-reply": Mutant(
         "Trust counts from the answer to a claim.",

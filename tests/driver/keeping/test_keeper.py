@@ -188,6 +188,22 @@ async def test_a_call_that_hangs_delays_nobody_elses_beats(start: Start, faulty:
     assert len(late) == 1
 
 
+async def test_trust_counts_from_when_a_beat_was_sent_however_late_its_answer_comes(
+    start: Start, faulty: Faulty, clock: FakeClock
+) -> None:
+    rig = start()
+    [held] = await take(rig, faulty)
+    await let_pass(clock, 5)
+    answered = len(rig.of(Renewed))
+    faulty.script("beat", faults.delay_answer(10.0))
+    while len(rig.of(Renewed)) == answered:
+        await let_pass(clock, 1)
+    renewed = rig.of(Renewed)[-1]
+    assert renewed.round_trip >= 10
+    assert held.term.granted_at == renewed.at - renewed.round_trip
+    assert held.term.trusted_until <= renewed.at - renewed.round_trip + held.term.heartbeats.ttl
+
+
 async def test_whatever_an_adapter_does_to_a_beat_is_one_failed_try(
     start: Start, faulty: Faulty, clock: FakeClock
 ) -> None:

@@ -33,8 +33,9 @@ class MemoryLater(Changes):
         return min((row.next_at for row in self._tables.periodics.values() if row.next_at is not None), default=None)
 
     def due_periodics(self, *, now: float, limit: int) -> list[PeriodicRow]:
-        due = [(row.next_at, row.name) for row in self._tables.periodics.values() if row.next_at is not None]
-        return [self._tables.periodics[name] for at, name in sorted(due) if at <= now][:limit]
+        rows = self._tables.periodics.values()
+        due = [(row.next_at, row.name) for row in rows if row.next_at is not None and row.next_at <= now]
+        return [self._tables.periodics[name] for _, name in sorted(due)[:limit]]
 
     def set_periodic(self, row: PeriodicRow) -> None:
         self._put(self._tables.periodics, row.name, row)

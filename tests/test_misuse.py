@@ -112,9 +112,8 @@ def test_a_number_that_json_would_lose_is_refused_in_an_option_of_a_task(
     client: Client, task: Task, field: str, option: Callable[[Any], Any], value: float
 ) -> None:
     """It would arrive as null, which means *no limit*."""
-    options: dict[str, Any] = {field: option(value)}
-    if field == "debounce":
-        options["dedupe_key"] = "one"
+    needs: dict[str, dict[str, Any]] = {"debounce": {"dedupe_key": "one"}, "prefer_for": {"prefers": {"gpu": "yes"}}}
+    options: dict[str, Any] = {field: option(value), **needs.get(field, {})}
     wrong = NewTask(kind="k", **options)
     with pytest.raises(Refused, match=f"item 1: {field} holds NaN or an infinity: give a finite number") as refused:
         client.schedule_all([NewTask(kind="k"), wrong])

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,11 +145,16 @@ async def test_a_waiting_claim_is_woken_by_a_release(memory: MemoryBackend, cloc
 
 
 async def test_a_clock_that_steps_back_ends_no_lease_and_revives_none() -> None:
-    times = iter([100.0, 100.0, 100.0, 50.0, 155.0, 216.0, 90.0])
-    memory = MemoryBackend(MemoryService(now=lambda: next(times)), worker="w")
+    clock = SimpleNamespace(now=100.0)
+    memory = MemoryBackend(MemoryService(now=lambda: clock.now), worker="w")
     await memory.schedule([NewTask(kind="k", claim_timeout=60, heartbeat_timeout=60)])
     (task,) = (await claim(memory)).tasks
-    verdicts = [(await memory.beat([beat(task)]))[0].verdict for _ in range(4)]
+
+    async def verdict_at(now: float) -> str:
+        clock.now = now
+        return (await memory.beat([beat(task)]))[0].verdict
+
+    verdicts = [await verdict_at(now) for now in (50.0, 155.0, 216.0, 90.0)]
     assert verdicts == ["renewed", "renewed", "gone", "gone"]
 
 

@@ -22,7 +22,7 @@ from leasekit.wire import OneKind, TaskFilters
 
 _TASKS = 50  # of one page
 _CHAIN = 200  # tasks of a chain that are drawn
-_PATIENCE = 0.25  # seconds for which a page looks for tasks that match, until it shows those that it has found
+_PATIENCE = 0.06  # seconds for which a page looks for tasks that match; the next page goes on from there
 _PERIODICS = 100
 _NO_TASKS = ListPage(tasks=[], cursor=None)
 _NAMES = 100  # of flows

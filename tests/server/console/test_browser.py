@@ -119,6 +119,19 @@ def test_an_act_on_many_tasks_goes_on_by_itself(
     page.until("document.body.innerText.includes('500 tasks were cancelled')")
 
 
+def test_a_search_that_has_found_nothing_yet_goes_on_by_itself(
+    site: Site, tab: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.schedule("searched", id="oldest", key="needle")
+    for _ in range(3):
+        site.server.post("/v1/tasks", {"tasks": [{"kind": "searched", "key": "hay"}] * 1000})
+    monkeypatch.setattr("leasekit.server.console.pages._PATIENCE", 0.0)  # each page looks at some hundred tasks
+    page = tab()
+    page.open(site.url + "tasks?kind=searched&key=needle")
+    page.until("document.querySelector('#found a[href*=oldest]') !== null")
+    assert "cursor=" in page.run("location.search")
+
+
 def test_a_lost_server_is_told_and_the_page_goes_on_when_it_is_back(tab: Callable[..., Page], tmp_path: Path) -> None:
     port = free_port()
 

@@ -12,3 +12,5 @@ if (events) followEvents(events);
 else if ("live" in document.body.dataset) keepFresh();
 const rest = document.querySelector("form[data-continue]");
 if (rest) setTimeout(() => rest.requestSubmit(), 300); // the next steps of an act on many tasks
+const onward = document.querySelector("a[data-continue]");
+if (onward) setTimeout(() => location.replace(onward.href), 50); // a search that has found nothing yet

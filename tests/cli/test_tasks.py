@@ -76,7 +76,7 @@ def test_a_task_tells_what_it_prefers(run: Run, client: Client) -> None:
     ("options", "message"),
     [
         (["--prefer-for", "30"], "give `prefers` too"),
-        (["--prefers", "zone=eu", "--prefer-for", "0"], "greater than or equal to 0.1"),
+        (["--prefers", "zone=eu", "--prefer-for", "0"], "0.1"),
         (["--prefers", "zone=eu", "--key", "a"], "cannot prefer workers"),
         (["--prefers", "zone=eu", "--requires", "zone=us"], "'zone' is in `requires` and in `prefers`"),
         (["--debounce", "5"], "give one"),

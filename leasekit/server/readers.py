@@ -55,11 +55,11 @@ class Readers:
         waiting.shutdown(wait=False)
         await ended
 
-    async def run(self, read: Callable[[], _T]) -> _T:
-        """Return what a function returns that runs in one of the threads."""
+    async def run(self, read: Callable[[], _T], *, is_vital: bool = False) -> _T:
+        """Return what a function returns that runs in one of the threads. A vital read has no bound."""
         if self._threads is None:
             raise Unavailable("the engine is not open")
-        if self._under_way >= _WAITING:
+        if self._under_way >= _WAITING and not is_vital:
             raise Throttled("too many reads wait: try again later", retry_after=0.5 + self._random.random())
         self._under_way += 1
         try:
@@ -67,9 +67,9 @@ class Readers:
         finally:
             self._under_way -= 1
 
-    async def read(self, look: Callable[[View], _T]) -> _T:
-        """Return what a function finds in a view of the store."""
-        return await self.run(lambda: self._look(look))
+    async def read(self, look: Callable[[View], _T], *, is_vital: bool = False) -> _T:
+        """Return what a function finds in a view of the store. A vital read has no bound."""
+        return await self.run(lambda: self._look(look), is_vital=is_vital)
 
     async def find(self, search: Search | Named) -> Found:
         """Return the page of a search, a step at a time."""

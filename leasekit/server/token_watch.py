@@ -43,7 +43,8 @@ class TokenWatch:
 
     async def read(self) -> None:
         """Read the access tokens: what was changed by then holds from now on."""
-        self._book.learn(await self._readers.read(lambda view: view.tokens()))
+        # However many reads of callers wait: a flood of them must not keep a token that was revoked.
+        self._book.learn(await self._readers.read(lambda view: view.tokens(), is_vital=True))
 
     async def look(self) -> None:
         """End what waits for tokens that have expired, and note which tokens are in use."""

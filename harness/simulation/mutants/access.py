@@ -80,7 +80,7 @@ server.http.request:ApiRequest.each_lease
 tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-heartbeat]
 
 foreign-status: A token that uses an id of a foreign task learns its status.
-server.http.routes:_without_foreign
+server.http.request:ApiRequest.without_foreign
 - answer.conflict and answer.id not in own
 + False
 tests/server/http/test_http_access.py::test_an_id_of_a_foreign_task_tells_nothing_of_its_status[sqlite]

@@ -323,6 +323,7 @@ async def trigger_periodic(request: ApiRequest, params: ChangedPeriodic, body: T
     answer = await request.parts.engine.operations.change_periodic(change, note=note)
     if not isinstance(answer, Scheduled):
         raise UnknownPeriodic(params.name)
+    (answer,) = await request.without_foreign([answer])
     return answer
 
 

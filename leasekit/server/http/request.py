@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Struct, UnsetType
+from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope
@@ -29,7 +30,7 @@ from leasekit.server.http.metrics import Metrics
 from leasekit.server.http.problems import Malformed, TooDeep, Unauthenticated
 from leasekit.server.http.sending import Sending
 from leasekit.server.roles.audit import Note, names_of
-from leasekit.task import Beat, Verdict
+from leasekit.task import Beat, Scheduled, Status, Verdict
 from leasekit.wire import MAX_BODY
 
 _T = TypeVar("_T")
@@ -107,6 +108,15 @@ class ApiRequest(Request):
             return ids
         kinds = await self.parts.engine.queries.kinds_of(set(ids))
         return {task_id for task_id, kind in kinds.items() if self.access.kinds.match(kind)}
+
+    async def without_foreign(self, scheduled: Sequence[Scheduled]) -> list[Scheduled]:
+        """Take the status out of answers about tasks of other kinds whose ids a caller wanted to use."""
+        taken = [answer.id for answer in scheduled if answer.conflict]
+        own = await self.own(taken) if taken else ()
+        return [
+            replace(answer, status=Status.NEW) if answer.conflict and answer.id not in own else answer
+            for answer in scheduled
+        ]
 
     async def each(
         self, items: Sequence[_T], ids: Sequence[str], act: Callable[[Sequence[_T]], Awaitable[list[Verdict]]]

@@ -34,8 +34,6 @@ from leasekit.task import (
     Purged,
     Redriven,
     Rescheduled,
-    Scheduled,
-    Status,
     TaskInfo,
     Vacuumed,
     Verdict,
@@ -124,17 +122,7 @@ class NodesAnswer(Struct, frozen=True, kw_only=True):
 async def schedule(request: ApiRequest, body: ScheduleRequest) -> ScheduleAnswer:
     """Schedule tasks, which are durable when the answer is sent. An id, or a live dedupe key, makes one task only."""
     scheduled = await request.parts.engine.schedule(body.tasks)
-    return ScheduleAnswer(tasks=await _without_foreign(request, scheduled))
-
-
-async def _without_foreign(request: ApiRequest, scheduled: list[Scheduled]) -> list[Scheduled]:
-    """Take the status out of answers about tasks of other kinds whose ids a caller wanted to use."""
-    taken = [answer.id for answer in scheduled if answer.conflict]
-    own = await request.own(taken) if taken else ()
-    return [
-        replace(answer, status=Status.NEW) if answer.conflict and answer.id not in own else answer
-        for answer in scheduled
-    ]
+    return ScheduleAnswer(tasks=await request.without_foreign(scheduled))
 
 
 @get(

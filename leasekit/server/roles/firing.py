@@ -175,7 +175,9 @@ def _previous(turn: UnitOfWork, row: PeriodicRow, task: PeriodicTaskItem) -> tup
         return None, False
     rows, locked = turn.tx.unlocked_triggers([row.last_id])
     last = rows.get(row.last_id)
-    return None if last is None or last.status.ended else last, row.last_id in locked
+    if last is not None and (last.status.ended or last.kind != task.kind):  # a purged id may be another task's by now
+        last = None
+    return last, row.last_id in locked
 
 
 def _cancel(turn: UnitOfWork, row: Trigger, *, by: str | None) -> None:

@@ -386,6 +386,16 @@ def test_a_periodic_task_of_a_foreign_kind_cannot_be_taken_over(service: Service
     assert info.task.kind == FOREIGN
 
 
+def test_a_firing_whose_id_is_taken_tells_nothing_of_the_status_of_a_foreign_task(service: Service) -> None:
+    name, operator = uuid.uuid4().hex, service.new(["operate"])
+    service.call(operator, "PUT", f"/v1/periodic/{name}", {"kind": OWN, "every": 3600})
+    taken = {"kind": FOREIGN, "id": f"{name}@2026-01-01T00:00:00Z"}
+    task = service.call(service.admin, "POST", "/v1/tasks", {"tasks": [taken]}).json["tasks"][0]["id"]
+    service.call(service.admin, "POST", "/v1/tasks/cancel", {"ids": [task]})
+    answer = service.call(operator, "POST", f"/v1/periodic/{name}/trigger", {"at": "2026-01-01T00:00:00Z"})
+    assert (answer.json["conflict"], answer.json["status"]) == (True, "new")
+
+
 def test_code_that_declares_a_periodic_task_of_a_foreign_kind_is_told_of_none(service: Service) -> None:
     engine, name = service.server.engine, uuid.uuid4().hex
     service.run(engine.operations.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
@@ -604,6 +614,14 @@ def test_a_revoked_token_is_refused_at_once_and_like_an_unknown_one(service: Ser
     revoked, unknown = (service.call(each, "GET", "/v1/stats") for each in (secret, new_secret()))
     assert revoked.status == 401
     assert revoked.json == unknown.json
+
+
+def test_a_token_is_revoked_at_once_however_many_reads_wait(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = service.local_token(name := uuid.uuid4().hex, ["read"])
+    assert service.call(secret, "GET", "/v1/stats").status == 200
+    monkeypatch.setattr("leasekit.server.readers._WAITING", 0)
+    assert service.call(service.admin, "DELETE", f"/v1/tokens/{name}").status == 200
+    assert service.call(secret, "GET", "/v1/stats").status == 401
 
 
 def test_an_expired_token_is_refused(service: Service) -> None:

@@ -19,6 +19,7 @@ from leasekit.server.roles.gates import GateChange
 from leasekit.server.roles.periodic import Pause, Put, Remove, Trigger
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import KindSettings, Scheduled, Status
+from leasekit.wire import PurgeRequest
 from tests.server.conftest import Bench, plain
 
 pytestmark = pytest.mark.anyio
@@ -270,6 +271,20 @@ async def test_replace_cancels_the_one_before_if_it_waits(bench: Bench) -> None:
     assert await bench.ids() == [hour(1)]
     info = await bench.info(hour(0))
     assert (info.status, info.reason) == ("cancelled", f'replaced by "{hour(1)}"')
+
+
+@pytest.mark.parametrize("overlap", ["skip", "replace"])
+async def test_a_task_of_another_kind_that_has_the_id_of_the_last_firing_by_now_is_not_its_own(
+    bench: Bench, overlap: Any
+) -> None:
+    await put(bench, overlap=overlap)
+    await until(bench, 0)
+    await bench.cancel(hour(0))
+    await bench.engine.operations.purge(PurgeRequest(ids=[hour(0)]))
+    await bench.put(hour(0), kind="other")
+    await until(bench, 1)
+    assert await bench.status(hour(0)) == "new"
+    assert await bench.ids() == [hour(1)]
 
 
 async def test_replace_lets_a_run_go_on(bench: Bench) -> None:

@@ -166,9 +166,9 @@ def reads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     began: list[Any] = []
     read = engine._readers.run
 
-    async def counted(call: Callable[[], Any]) -> Any:
+    async def counted(call: Callable[[], Any], **options: Any) -> Any:
         began.append(call)
-        return await read(call)
+        return await read(call, **options)
 
     monkeypatch.setattr(engine._readers, "run", counted)
     return began

@@ -59,6 +59,7 @@ from leasekit.server.roles import (
 from leasekit.server.roles.audit import Note
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory
+from leasekit.server.roles.frontend import Cancel
 from leasekit.server.roles.selection import seq_of_cursor
 from leasekit.server.store import MinuteRow, SharedStore, Store
 from leasekit.server.store.routes import is_route, labels_of
@@ -288,8 +289,11 @@ class Engine:
         answer: list[Scheduled] = await scheduled
         return answer
 
-    async def cancel(self, ids: Sequence[str], *, note: Note | None = None) -> list[Verdict]:
-        cancelled = await self._write(CANCEL, ids, note=note)
+    async def cancel(
+        self, ids: Sequence[str], *, kinds: KindPatterns | None = None, note: Note | None = None
+    ) -> list[Verdict]:
+        """Cancel tasks of these kinds (None: of all); others are unknown."""
+        cancelled = await self._write(CANCEL, [Cancel(task_id, kinds) for task_id in ids], note=note)
         return self._tell_cancelled(cancelled)
 
     async def cancel_chain(self, request: ChainRequest, *, note: Note | None = None) -> ChainCancelled:

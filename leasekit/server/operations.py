@@ -72,23 +72,33 @@ class Operations:
     ) -> Redriven:
         """Begin a new life of dead tasks: these, or a page of those that match. Refused while the disk is full.
 
-        Filters select tasks of these `kinds` only (None: of all).
+        Tasks that are not of these `kinds` (None: of all) are unknown.
         """
         if not request.dry_run:
             self._room.check()
         search = redrive.search(request, kinds)
         found = None if search is None else await self._readers.find(search)
-        plan = await self._readers.read(lambda view: redrive.plan(view, request, found))
+        plan = await self._readers.read(lambda view: redrive.plan(view, request, found, kinds))
         if request.dry_run:
             return await self._readers.read(lambda view: redrive.look(view, plan, now=self._clock.peek()))
         answer: Redriven = await self._commit.ask(REDRIVE, plan, size=len(plan.ids), note=note)
         return answer
 
     async def reschedule(
-        self, task_id: str, wanted: RescheduleRequest, *, by: str | None, note: Note | None = None
+        self,
+        task_id: str,
+        wanted: RescheduleRequest,
+        *,
+        by: str | None,
+        kinds: KindPatterns | None = None,
+        note: Note | None = None,
     ) -> Rescheduled | None:
-        """Give a waiting task another due time or priority; None: unknown. Raises `Refused` if it does not wait."""
-        answer = await self._commit.ask(RESCHEDULE, rescheduling.Reschedule(task_id, wanted, by), size=1, note=note)
+        """Give a waiting task of these kinds (None: of all) another due time or priority; None: it is unknown.
+
+        Raises `Refused` if it does not wait.
+        """
+        request = rescheduling.Reschedule(task_id, wanted, by, kinds)
+        answer = await self._commit.ask(RESCHEDULE, request, size=1, note=note)
         return rescheduling.told(answer)
 
     async def cancel_matching(

@@ -103,7 +103,7 @@ class Sweeper:
     ) -> Purged:
         """Remove up to `PURGE_BATCH` matching tasks, or count all of them (`dry_run`).
 
-        Without ids, only tasks of these `kinds` (None: of all) match.
+        Only tasks of these `kinds` (None: of all) match.
         """
         until = self._clock.peek() - request.older_than
         chosen = await self._chosen(request, kinds, until=until)

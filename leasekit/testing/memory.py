@@ -177,7 +177,7 @@ class MemoryService:
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
         """Cancel tasks: one verdict for each, in order."""
         with self._turn() as turn:
-            verdicts = frontend.cancel(turn, ids)
+            verdicts = frontend.cancel(turn, [*map(frontend.Cancel, ids)])
         return self._cancel_hints.tell(verdicts)
 
     async def cancel_chain(self, request: ChainRequest) -> ChainCancelled:

@@ -71,7 +71,31 @@ foreign-items: Items of a request that name foreign tasks are applied.
 server.http.request:ApiRequest.each
 - self.access.has_all_kinds
 + True
-tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-cancel]
+tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-results]
+
+foreign-cancelled: A token cancels a task whose id has become that of a foreign one.
+server.roles.frontend:cancel
+- kinds.match(rows[task_id].kind)
++ True
+tests/server/http/test_http_access.py::test_kinds_are_judged_where_tasks_are_changed[sqlite-cancel]
+
+foreign-rescheduled: A token reschedules a task whose id has become that of a foreign one.
+server.roles.rescheduling:_Desk.reschedule
+- request.kinds.match(row.kind)
++ True
+tests/server/http/test_http_access.py::test_kinds_are_judged_where_tasks_are_changed[sqlite-reschedule]
+
+foreign-redriven: A token redrives a task whose id has become that of a foreign one.
+server.roles.redrive:_Desk.__init__
+- is_own(found[task_id])
++ True
+tests/server/http/test_http_access.py::test_kinds_are_judged_where_tasks_are_changed[sqlite-redrive]
+
+bulk-by-id: A bulk act changes a task that has the id of one that it has found.
+server.roles.bulk:_is_as
+- (row.seq, row.fence, waits, row.status.ended) == (before.seq, before.fence, waited, False)
++ (row.fence, waits, row.status.ended) == (before.fence, waited, False)
+tests/server/roles/test_bulk.py::test_another_task_that_has_the_id_of_one_that_was_found_is_left_alone[memory]
 
 foreign-leases: A token renews leases of foreign kinds.
 server.http.request:ApiRequest.each_lease
@@ -85,12 +109,10 @@ server.http.request:ApiRequest.without_foreign
 + False
 tests/server/http/test_http_access.py::test_an_id_of_a_foreign_task_tells_nothing_of_its_status[sqlite]
 
-purge-of-all: A purge of foreign ids alone is one of all tasks.
-server.http.routes:purge
-- if not (ids := [task_id for task_id in body.ids if task_id in own]):
--     await engine.operations.note(None if body.dry_run else note)
--     return Purged(kinds={})
-+ ids = [task_id for task_id in body.ids if task_id in own]
+purge-of-foreign: A purge of ids removes foreign tasks.
+server.roles.retention:search
+- Named(request.ids, of_kinds(kinds))
++ Named(request.ids, of_kinds(None))
 tests/server/http/test_http_access.py::test_a_purge_of_foreign_ids_alone_purges_nothing_else[sqlite]
 
 successors-unjudged: A result schedules successors that its token may not submit.

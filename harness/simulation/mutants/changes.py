@@ -193,7 +193,7 @@ tests/server/roles/test_bulk.py::test_an_act_takes_the_token_of_the_same_request
 
 found-is-changed: A bulk act changes tasks that have begun to run since it has found them.
 server.roles.bulk:_is_as
-- (row.fence, waits, row.status.ended) == (before.fence, waited, False)
+- (row.seq, row.fence, waits, row.status.ended) == (before.seq, before.fence, waited, False)
 + True
 tests/server/roles/test_bulk.py::test_a_task_that_has_changed_since_it_was_found_is_left_alone[memory]
 

@@ -167,7 +167,9 @@ async def reschedule(request: ApiRequest, params: ChangedTask, body: RescheduleR
         request.client_name(params.worker),
         request.note_of_operator("task.reschedule", fields=body, worker=params.worker),
     )
-    if (answer := await request.parts.engine.operations.reschedule(params.task_id, body, by=by, note=note)) is None:
+    operations = request.parts.engine.operations
+    answer = await operations.reschedule(params.task_id, body, by=by, kinds=request.kinds, note=note)
+    if answer is None:
         raise UnknownTask(params.task_id)
     return answer
 
@@ -212,8 +214,7 @@ async def _without_others(request: ApiRequest, ended: Awaitable[Ended]) -> Ended
 async def cancel(request: ApiRequest, body: CancelRequest) -> VerdictsAnswer:
     """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
     note = request.note_of_operator("tasks.cancel")
-    verdicts = await request.each(body.ids, body.ids, lambda ids: request.parts.engine.cancel(ids, note=note))
-    return VerdictsAnswer(verdicts=verdicts)
+    return VerdictsAnswer(verdicts=await request.parts.engine.cancel(body.ids, kinds=request.kinds, note=note))
 
 
 @post("/v1/tasks/cancel-matching", needs("operate", kinds=Where.SELECTED), WRITES)
@@ -267,15 +268,7 @@ async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
         request.parts.engine,
         request.note("tasks.redrive", target=body.kind, fields=body, worker=body.worker),
     )
-    if not body.ids:
-        return await engine.operations.redrive(body, kinds=request.kinds, note=note)
-    own = await request.own(body.ids)
-    if not (ids := [task_id for task_id in body.ids if task_id in own]):
-        await engine.operations.note(note)
-    redriven = await engine.operations.redrive(replace(body, ids=ids), note=note) if ids else Redriven(tasks=[])
-    verdicts = iter(redriven.tasks)
-    gone = (Verdict(id=task_id, verdict="gone", reason="unknown") for task_id in body.ids if task_id not in own)
-    return Redriven(tasks=[next(verdicts if task_id in own else gone) for task_id in body.ids])
+    return await engine.operations.redrive(body, kinds=request.kinds, note=note)
 
 
 @post("/v1/tasks/purge", needs("operate", kinds=Where.SELECTED), WRITES)
@@ -285,13 +278,7 @@ async def purge(request: ApiRequest, body: PurgeRequest) -> Purged:
     Tasks that have not ended are never removed. A step that is repeated removes what is left, and counts only that.
     """
     engine, note = request.parts.engine, request.note("tasks.purge", target=body.kind, fields=body)
-    if not body.ids:
-        return await engine.operations.purge(body, kinds=request.kinds, note=note)
-    own = await request.own(body.ids)
-    if not (ids := [task_id for task_id in body.ids if task_id in own]):  # without ids, a purge is of all that matches
-        await engine.operations.note(None if body.dry_run else note)
-        return Purged(kinds={})
-    return await engine.operations.purge(replace(body, ids=ids), note=note)
+    return await engine.operations.purge(body, kinds=request.kinds, note=note)
 
 
 @post("/v1/vacuum", needs("operate", kinds=Where.ALL), WRITES)

@@ -98,7 +98,7 @@ def _bounds(token: str, digest: str) -> tuple[int, int]:
 
 def cancel(turn: UnitOfWork, changes: Sequence[Change]) -> list[list[tuple[Verdict, str | None]]]:
     """Cancel the tasks that are what they were when they were found."""
-    return [frontend.cancel(turn, _unchanged(turn, change.rows)) for change in changes]
+    return [frontend.cancel(turn, [*map(frontend.Cancel, _unchanged(turn, change.rows))]) for change in changes]
 
 
 def reschedule(turn: UnitOfWork, changes: Sequence[Change]) -> list[list[str]]:
@@ -120,6 +120,6 @@ def _unchanged(turn: UnitOfWork, rows: Iterable[Trigger]) -> list[str]:
 
 
 def _is_as(row: Trigger, before: Trigger) -> bool:
-    """Return whether a task waits, or runs, as it did before."""
+    """Return whether a task waits, or runs, as it did before. Another task may have its id by now."""
     waits, waited = row.status in WAITING, before.status in WAITING
-    return (row.fence, waits, row.status.ended) == (before.fence, waited, False)
+    return (row.seq, row.fence, waits, row.status.ended) == (before.seq, before.fence, waited, False)

@@ -14,6 +14,7 @@ from leasekit._lifecycle.transitions import cancelled, has_lapsed, rescheduled
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
+from leasekit.server.access import KindPatterns
 from leasekit.server.roles import chains, following, start_deadlines
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Deadline, Dedupe, Entity, Trigger
@@ -337,20 +338,28 @@ def _row(seq: int, task_id: str, task: NewTask, settings: CompleteSettings, *, a
     )
 
 
-def cancel(turn: UnitOfWork, ids: Sequence[str]) -> list[tuple[Verdict, str | None]]:
+class Cancel(NamedTuple):
+    """A request to cancel one task."""
+
+    id: str
+    kinds: KindPatterns | None = None
+    """The kinds of the caller's tasks (None: of all): to others, a task of another kind is unknown."""
+
+
+def cancel(turn: UnitOfWork, requests: Sequence[Cancel]) -> list[tuple[Verdict, str | None]]:
     """Cancel tasks: end waiting tasks at once, and request the cancel of running ones from their holders.
 
     Each verdict comes with the worker that holds the task, if its cancel was requested now.
     """
-    rows = turn.tx.triggers(set(ids))
+    rows = turn.tx.triggers({request.id for request in requests})
     changed: dict[str, Trigger] = {}
     # A lease that has ended has no holder to request the cancel from.
     over = [row for row in rows.values() if has_lapsed(row, turn.instant)]
     for row in lapse(turn, over):
         rows[row.id] = changed[row.id] = row
     verdicts: list[tuple[Verdict, str | None]] = []
-    for task_id in ids:
-        if task_id not in rows:
+    for task_id, kinds in requests:
+        if task_id not in rows or not (kinds is None or kinds.match(rows[task_id].kind)):
             verdicts.append((Verdict(id=task_id, verdict="gone", reason="unknown"), None))
             continue
         after = cancelled(rows[task_id], now=turn.now)

@@ -38,6 +38,7 @@ class Plan(NamedTuple):
     cursor: str | None
     definitions: dict[int, _Definition]  # by `seq`
     request: RedriveRequest
+    kinds: KindPatterns | None = None  # of the caller's tasks; None: of all
 
 
 def search(request: RedriveRequest, kinds: KindPatterns | None = None) -> Search | None:
@@ -49,13 +50,13 @@ def search(request: RedriveRequest, kinds: KindPatterns | None = None) -> Search
     return Search(wanted, selection, cursor=request.cursor, limit=request.limit, accept=of_kinds(kinds))
 
 
-def plan(view: View, request: RedriveRequest, found: Found | None) -> Plan:
+def plan(view: View, request: RedriveRequest, found: Found | None, kinds: KindPatterns | None = None) -> Plan:
     """Read the parts of a redrive's tasks that never change: of the tasks in `found`, or (None) of its `ids`."""
     if found is None:
         rows = list(view.triggers(set(request.ids)).values())
-        return Plan(request.ids, None, _definitions(view, [row.seq for row in rows]), request)
+        return Plan(request.ids, None, _definitions(view, [row.seq for row in rows]), request, kinds)
     ids = [row.id for row in found.rows]
-    return Plan(ids, found.cursor, _definitions(view, [row.seq for row in found.rows]), request)
+    return Plan(ids, found.cursor, _definitions(view, [row.seq for row in found.rows]), request, kinds)
 
 
 def _definitions(view: View, seqs: Sequence[int]) -> dict[int, _Definition]:
@@ -110,8 +111,8 @@ class _Desk:
     """The tasks of one redrive, and the verdict on each."""
 
     def __init__(self, view: View, plan: Plan, *, now: float) -> None:
-        found = view.triggers(set(plan.ids))
-        self.rows = {task_id: found[task_id] for task_id in plan.ids if task_id in found}
+        found, is_own = view.triggers(set(plan.ids)), of_kinds(plan.kinds)
+        self.rows = {task_id: found[task_id] for task_id in plan.ids if task_id in found and is_own(found[task_id])}
         self.verdicts: dict[str, Verdict] = {}
         self._plan = plan
         keys = {key for row in self.rows.values() if (key := self._key(row)) is not None}

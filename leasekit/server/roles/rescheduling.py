@@ -16,6 +16,7 @@ from leasekit._lifecycle.states import LEASED, RESCHEDULED
 from leasekit._lifecycle.transitions import has_lapsed, rescheduled
 from leasekit.errors import Refused
 from leasekit.named import PREFIXES
+from leasekit.server.access import KindPatterns
 from leasekit.server.roles import start_deadlines
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.roles.following import AWAITING_AT, is_awaiting
@@ -36,6 +37,7 @@ class Reschedule(NamedTuple):
     id: str
     wanted: RescheduleRequest
     by: str | None  # the client that asks
+    kinds: KindPatterns | None = None  # of the caller's tasks; None: of all
 
 
 Answer = Rescheduled | str | None
@@ -78,7 +80,7 @@ class _Desk:
 
     def reschedule(self, request: Reschedule) -> Answer:
         row = self._rows.get(request.id)
-        if row is None:
+        if row is None or not (request.kinds is None or request.kinds.match(row.kind)):
             return None
         entry = self._entries.get(row.seq)
         if entry is not None and entry.token == request.wanted.request_id:

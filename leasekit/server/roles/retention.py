@@ -159,11 +159,11 @@ def wanted(request: PurgeRequest) -> Filter:
 def search(request: PurgeRequest, kinds: KindPatterns | None = None) -> Search | Named | None:
     """Begin to look for the tasks of a purge, where it says more than a kind and a status; None: see `choose`.
 
-    Without ids, only tasks of these `kinds` (None: of all) are found.
+    Only tasks of these `kinds` (None: of all) are found.
     """
     after = None if request.cursor is None else _ending(request.cursor)  # refused also where none is used
     if request.ids:
-        return Named(request.ids)
+        return Named(request.ids, of_kinds(kinds))
     is_all = kinds is None or kinds.has_all or (request.kind is not None and kinds.match(request.kind))
     if request.collection is None and request.tags is None and not request.needs_a_look and is_all:
         return None

@@ -158,12 +158,12 @@ class Found(NamedTuple):
 class Named:
     """Tasks that a call names: a page of its own."""
 
-    def __init__(self, ids: Sequence[str]) -> None:
-        self._ids = ids
+    def __init__(self, ids: Sequence[str], accept: Callable[[Trigger], bool]) -> None:
+        self._ids, self._accept = ids, accept
 
     def look(self, view: View) -> Found:
-        """Return those of the tasks that exist."""
-        return Found(list(view.triggers(set(self._ids)).values()), None)
+        """Return those of the tasks that exist and are accepted."""
+        return Found([row for row in view.triggers(set(self._ids)).values() if self._accept(row)], None)
 
     whole = look
 

@@ -367,6 +367,25 @@ def test_whoever_may_not_read_does_not_count_by_what_is_in_errors(service: Servi
     assert service.call(service.new(["operate", "read"]), "POST", f"/v1/tasks/{act}", body).status == 200
 
 
+@pytest.mark.parametrize("act", ["cancel", "reschedule", "redrive", "purge"])
+def test_kinds_are_judged_where_tasks_are_changed(service: Service, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    """An id that was purged may be that of a foreign task by the time of the change."""
+    foreign = service.dead(FOREIGN) if act in ("redrive", "purge") else service.task(FOREIGN)
+
+    async def stale(self: Any, ids: Collection[str]) -> dict[str, str]:
+        return dict.fromkeys(ids, OWN)
+
+    monkeypatch.setattr("leasekit.server.queries.Queries.kinds_of", stale)
+    before = service.call(service.admin, "GET", f"/v1/tasks/{foreign}").json
+    if act == "reschedule":
+        answer = service.call(service.new(["operate"]), "PATCH", f"/v1/tasks/{foreign}", {"priority": 0})
+    else:
+        answer = service.call(service.new(["operate"]), "POST", f"/v1/tasks/{act}", {"ids": [foreign]})
+    assert answer.status == (404 if act == "reschedule" else 200)
+    after = service.call(service.admin, "GET", f"/v1/tasks/{foreign}").json
+    assert (after["status"], after["priority"]) == (before["status"], before["priority"])
+
+
 def test_a_refusal_names_the_tasks_whose_kinds_are_foreign(service: Service) -> None:
     body = {"tasks": [{"kind": OWN}, {"kind": FOREIGN}, {"kind": OWN}, {"kind": FOREIGN}]}
     answer = service.call(service.new(["submit"]), "POST", "/v1/tasks", body)

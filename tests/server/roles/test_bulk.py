@@ -8,10 +8,11 @@ import pytest
 from leasekit.backend import checked
 from leasekit.errors import Refused
 from leasekit.server.engine import Engine
+from leasekit.server.request_classes import CANCEL_MATCHING
 from leasekit.server.roles import bulk, selection
 from leasekit.server.store import Store
 from leasekit.task import Matched, NewTask
-from leasekit.wire import CancelMatchingRequest, RescheduleMatchingRequest
+from leasekit.wire import CancelMatchingRequest, PurgeRequest, RescheduleMatchingRequest
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -41,6 +42,17 @@ async def test_a_dry_run_counts_and_changes_nothing(bench: Bench) -> None:
     assert [await bench.status(name) for name in "bc"] == ["cancelled", "new"]
     await bench.settle(running, "cancelled")
     assert (await cancel(bench, token=tried.token)).kinds == {}
+
+
+async def test_another_task_that_has_the_id_of_one_that_was_found_is_left_alone(bench: Bench) -> None:
+    await bench.put("a")
+    engine = bench.engine
+    found = await engine._readers.read(lambda view: list(view.triggers({"a"}).values()))
+    await bench.cancel("a")
+    await engine.operations.purge(PurgeRequest(ids=["a"]))
+    await bench.put("a")
+    assert await engine.commit.ask(CANCEL_MATCHING, bulk.Change(found), size=1) == []
+    assert await bench.status("a") == "new"
 
 
 async def test_what_comes_after_the_dry_run_is_not_touched(bench: Bench) -> None:

@@ -115,7 +115,7 @@ LogFormat = Annotated[Literal["text", "json"], typer.Option(help="Lines for peop
 
 
 class Source(NamedTuple):
-    """Where the tasks of the worker are: the command has the options that say it."""
+    """The service that has the tasks of the worker, as the options of the command name it."""
 
     url: str | None
     """None: where the worker's code or the environment says."""

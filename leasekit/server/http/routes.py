@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from leasekit.errors import Refused
 from leasekit.server.access import Access
 from leasekit.server.http.events import Chain
 from leasekit.server.http.metrics import CONTENT_TYPE
@@ -23,6 +24,7 @@ from leasekit.server.http.pages import ALL, ANY, READS, WRITES, NamePage, page_o
 from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
+from leasekit.server.kind_leases import CONSUMER
 from leasekit.server.token_book import TokenBook
 from leasekit.task import (
     ChainCancelled,
@@ -299,6 +301,9 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
     A worker that an operator drains is answered at once, without tasks, and with `draining`: it finishes what it holds,
     claims nothing more, and stops. `age` says how long ago its process started: an earlier drain is not about it.
     """
+    if body.worker.startswith(CONSUMER):  # consumers count one another by these names
+        detail = f"names that begin with {CONSUMER!r} are those of the server's consumers: take another"
+        raise Refused(detail, errors=[{"field": "worker", "detail": detail}])
     # A claim is that of its access token: nobody else gets its tasks by a repeat, or ends it. Names have no slash.
     by = request.access.token_id
     parts, key = request.parts, (body.worker, body.claim_id if by is None else f"{by}/{body.claim_id}")

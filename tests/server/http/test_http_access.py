@@ -386,6 +386,14 @@ def test_kinds_are_judged_where_tasks_are_changed(service: Service, monkeypatch:
     assert (after["status"], after["priority"]) == (before["status"], before["priority"])
 
 
+def test_nobody_claims_under_the_name_of_a_consumer(service: Service) -> None:
+    """Consumers would share the kinds with it, and leave it some whose tasks nobody moves."""
+    claim = {"worker": "leasekit-consumer-x", "kinds": [OWN], "limit": 1, "claim_id": uuid.uuid4().hex}
+    answer = service.call(service.new(["work"]), "POST", "/v1/claims", claim)
+    assert answer.status == 422
+    assert "those of the server's consumers" in answer.json["detail"]
+
+
 def test_a_refusal_names_the_tasks_whose_kinds_are_foreign(service: Service) -> None:
     body = {"tasks": [{"kind": OWN}, {"kind": FOREIGN}, {"kind": OWN}, {"kind": FOREIGN}]}
     answer = service.call(service.new(["submit"]), "POST", "/v1/tasks", body)

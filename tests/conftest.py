@@ -77,8 +77,9 @@ _WAITING = (
 )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give slow tests more time. Let half of the processes of pytest-xdist begin with the tests that wait.
+    """Give slow tests more time, and mark those that are slow with one store. Let half of the processes of pytest-xdist begin with the tests that wait.
 
     The other half computes meanwhile.
 
@@ -86,6 +87,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     or last.
     """
     for item in items:
+        store = item.get_closest_marker("slow_with")
+        if store is not None and store.args[0] in item.name:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_SLOW))
     workers: int = getattr(config, "workerinput", {}).get("workercount", 1)

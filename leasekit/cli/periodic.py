@@ -68,6 +68,17 @@ Deadline = Annotated[
 Collection = Annotated[str | None, typer.Option(help="With set: the collection of its tasks.")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="With set: a tag of its tasks.")]
 Key = Annotated[str | None, typer.Option(help="With set: the key of its tasks.")]
+Requires = Annotated[
+    list[str] | None,
+    typer.Option("--requires", metavar="NAME=VALUE", help="With set: a label of the workers that may run its tasks."),
+]
+Prefers = Annotated[
+    list[str] | None,
+    typer.Option("--prefers", metavar="NAME=VALUE", help="With set: a label of the workers that get its tasks sooner."),
+]
+PreferFor = Annotated[
+    float | None, typer.Option(min=0.1, help="With set: seconds for which they are kept for these. Default: 10.")
+]
 Priority = Annotated[int | None, typer.Option(min=0, max=4, help="With set: 0 is the most urgent. Default: 2.")]
 
 
@@ -89,9 +100,14 @@ class Settings(dict[str, Any]):
         collection: Collection = None,
         tags: Tags = None,
         key: Key = None,
+        requires: Requires = None,
+        prefers: Prefers = None,
+        prefer_for: PreferFor = None,
         priority: Priority = None,
     ) -> "Settings":
         given = Settings({name: value for name, value in locals().items() if value not in (None, [])})
+        for name in {"requires", "prefers"} & given.keys():
+            given[name] = options.labels(given[name])
         if payload is not None:
             given["payload"] = json_value(payload)
         return given

@@ -26,6 +26,16 @@ def test_a_periodic_task_is_set_listed_and_deleted(run: Run, client: Client) -> 
     assert run("periodic").stdout == ""
 
 
+def test_labels_of_its_workers_can_be_given(run: Run, client: Client) -> None:
+    labels = ("--requires", "gpu=yes", "--requires", "zone=a", "--prefers", "warm=yes", "--prefer-for", "3")
+    assert run("periodic", "set", "nightly", *NIGHTLY, *labels).exit_code == 0
+    info = client.get_periodic("nightly")
+    assert info is not None
+    assert info.task.requires == {"gpu": "yes", "zone": "a"}
+    assert (info.task.prefers, info.task.prefer_for) == ({"warm": "yes"}, 3.0)
+    assert "'gpu' is not NAME=VALUE" in run("periodic", "set", "nightly", *NIGHTLY, "--requires", "gpu").stderr
+
+
 def test_a_paused_one_fires_on_request_until_it_is_resumed(run: Run, client: Client) -> None:
     run("periodic", "set", "poll", "--kind", "poll", "--every", "5m", "--overlap", "queue", "--jitter", "10")
     assert run("periodic", "pause", "poll").stderr == "leasekit periodic: 'poll' is paused\n"

@@ -27,6 +27,8 @@ from leasekit.wire import GateRequest, TokenRequest
 from tests.server.http.conftest import PATIENCE, Answer, Running, RunServer
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow_with("postgres")  # what is refused hardly depends on the store
+
 T = TypeVar("T")
 OWN, FOREIGN = "own.report", "foreign.report"
 FORBIDDEN, UNAUTHENTICATED = (f"urn:leasekit:problem:{what}" for what in ("forbidden", "unauthenticated"))

@@ -217,6 +217,7 @@ def test_other_limits_of_keys_are_refused(other: dict[str, Any]) -> None:
     assert KindSettings(ordered=False, **other).ordered is False
 
 
+@pytest.mark.slow_with("postgres")
 @pytest.mark.parametrize("seed", slow_after(1, range(4)))
 async def test_the_tasks_of_each_key_run_in_order_through_random_histories(bench: Bench, seed: int) -> None:
     random = Random(seed)

@@ -79,9 +79,9 @@ _WAITING = (
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give slow tests more time, and mark those that are slow with one store. Let half of the processes of pytest-xdist begin with the tests that wait.
+    """Mark tests that are slow with one store, and give slow tests more time.
 
-    The other half computes meanwhile.
+    Half of the processes of pytest-xdist begin with the tests that wait; the other half computes meanwhile.
 
     `--dist worksteal` gives each process an equal part of the list. The tests that wait would otherwise come together,
     or last.

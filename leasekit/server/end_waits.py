@@ -14,12 +14,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import islice
 
 from leasekit.errors import BackendError, Throttled
 from leasekit.server.commit import resolve
-from leasekit.server.fair_bound import FairBound
+from leasekit.server.fair_bound import CALLER, FairBound
 from leasekit.task import TaskInfo
 
 logger = logging.getLogger("leasekit.server")
@@ -67,7 +68,7 @@ class EndWaits:
     def __len__(self) -> int:
         return self._waiting.total
 
-    async def get(self, task_id: str, seconds: float, *, caller: str = "") -> TaskInfo | None:
+    async def get(self, task_id: str, seconds: float) -> TaskInfo | None:
         """Return a task once it has ended, or as it is after `seconds`; None if there is no such task.
 
         Raises `Throttled` if too many requests wait already, also of this caller.
@@ -75,18 +76,18 @@ class EndWaits:
         time = asyncio.get_running_loop().time
         until = time() + seconds
         while True:
-            await self._wait([task_id], until, caller)
+            await self._wait([task_id], until)
             info = await self._read_soon(task_id)
             # A dead task that was redriven meanwhile has not ended: the wait goes on.
             if info is None or info.status.ended or self._has_ended or time() >= until:
                 return info
 
-    async def ended_of(self, ids: Sequence[str], seconds: float, *, caller: str = "") -> list[str]:
+    async def ended_of(self, ids: Sequence[str], seconds: float) -> list[str]:
         """Return those of these tasks that have ended or are unknown, once there is one, or after `seconds`."""
         until = asyncio.get_running_loop().time() + seconds
         found = list(await self._look(ids))
         if not found and seconds > 0 and not self._has_ended:
-            await self._wait(ids, until, caller)
+            await self._wait(ids, until)
             found = list(await self._look(ids))
         return found
 
@@ -112,10 +113,11 @@ class EndWaits:
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
-    async def _wait(self, ids: Sequence[str], until: float, caller: str) -> None:
+    async def _wait(self, ids: Sequence[str], until: float) -> None:
         """Wait until one of these tasks has perhaps ended."""
         if self._has_ended:
             return
+        caller = CALLER.get()
         if self._waiting.is_reached(caller, _MOST):
             raise Throttled(
                 f"requests wait for the ends of {_MOST:,} tasks already: ask without `wait`, or try again later",
@@ -152,7 +154,7 @@ class EndWaits:
         if untold:
             self._tell(untold)
         if self._looking is None:
-            self._looking = asyncio.create_task(self._keep_looking())
+            self._looking = asyncio.create_task(self._keep_looking(), context=Context())
         return entered
 
     async def _keep_looking(self) -> None:
@@ -186,7 +188,7 @@ class EndWaits:
         if wanted is None:
             wanted = self._wanted[task_id] = asyncio.get_running_loop().create_future()
         if self._reading is None:
-            self._reading = asyncio.create_task(self._read_wanted())
+            self._reading = asyncio.create_task(self._read_wanted(), context=Context())
         return await asyncio.shield(wanted)
 
     async def _read_wanted(self) -> None:

@@ -6,10 +6,18 @@ about one request of each.
 """
 
 from collections import Counter
+from contextvars import ContextVar
+
+CALLER: ContextVar[str] = ContextVar("leasekit-caller", default="")
+"""The caller for whom the current code runs: the id of the access token of a request, else "".
+
+The HTTP layer sets it once it has authenticated a request, whose code runs in a context of its own. A task that serves
+several callers, and may be started by a request of any, is given an empty context.
+"""
 
 
 class FairBound:
-    """Counts what each caller has: a caller is the id of an access token, or "" for all that need none."""
+    """Counts what each caller has: a caller is the id of an access token, or "" for all that need none (`CALLER`)."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -12,6 +12,7 @@ of another node says that it wants them.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import Context
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -261,7 +262,7 @@ class Neighbours:
         self._drained += map(Drain, drained[: _WAITING - len(self._drained)])
         self._has_new_tokens |= has_new_tokens
         if self._has_news and self._sending is None:
-            self._sending = asyncio.get_running_loop().create_task(self._send())
+            self._sending = asyncio.create_task(self._send(), context=Context())
 
     async def _send(self) -> None:
         try:

@@ -19,7 +19,7 @@ from leasekit.server.roles.listing import Listing
 from leasekit.server.roles.selection import split
 from leasekit.server.roles.task_infos import gate_info
 from leasekit.server.roles.unmet import unmet
-from leasekit.server.store import SessionRow, Space, Store
+from leasekit.server.store import SessionRow, Space, Store, View
 from leasekit.task import Ended, GateInfo, KindInfo, Page, Stats, TaskInfo
 from leasekit.tokens import AuditPage, TokenInfo
 from leasekit.wire import MAX_WAIT
@@ -51,21 +51,21 @@ class Queries:
         self._fleet = fleet
         self._recorder = recorder
 
-    async def get(self, task_id: str, *, wait: float = 0, caller: str = "") -> TaskInfo | None:
+    async def get(self, task_id: str, *, wait: float = 0) -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id.
 
         With `wait`, return once the task has ended, or after so many seconds (60 at most).
         """
         if wait > 0:
-            return await self._end_waits.get(task_id, min(wait, MAX_WAIT), caller=caller)
+            return await self._end_waits.get(task_id, min(wait, MAX_WAIT))
         return (await self._readers.tasks([task_id])).get(task_id)
 
-    async def ended(self, ids: Sequence[str], *, wait: float = 0, caller: str = "") -> Ended:
+    async def ended(self, ids: Sequence[str], *, wait: float = 0) -> Ended:
         """Return those of these tasks that have ended, once one has, or after `wait` seconds (60 at most).
 
         Users' JSON values are `Raw`. Of many large tasks, some are left to the next call.
         """
-        over = await self._end_waits.ended_of(ids, min(wait, MAX_WAIT), caller=caller)
+        over = await self._end_waits.ended_of(ids, min(wait, MAX_WAIT))
         tasks: list[TaskInfo] = []
         unknown: list[str] = []
         for start in range(0, len(over), _ENDED_TOGETHER):
@@ -95,11 +95,16 @@ class Queries:
         """
         listing = Listing(*split(wanted), cursor=cursor, limit=limit, kinds=kinds)
         until = None if patience is None else asyncio.get_running_loop().time() + patience
-        gained, page = self._clock.gained, None
+        gained = self._clock.gained
+
+        def look(view: View) -> Page | None:
+            return listing.look(view, now=self._clock.peek(), gained=gained)
+
+        page = await self._readers.read(look)
         while page is None:
-            page = await self._readers.read(lambda view: listing.look(view, now=self._clock.peek(), gained=gained))
-            if page is None and until is not None and asyncio.get_running_loop().time() >= until:
+            if until is not None and asyncio.get_running_loop().time() >= until:
                 return listing.so_far
+            page = await self._readers.read(look, is_next=True)
         return page
 
     async def know_chain(self, chain: Chain) -> None:
@@ -111,9 +116,11 @@ class Queries:
             if (cursor := page.cursor) is None:
                 break
 
-    async def kinds_of(self, ids: Collection[str]) -> dict[str, str]:
+    async def kinds_of(self, ids: Collection[str], *, is_vital: bool = False) -> dict[str, str]:
         """Return the kinds of these tasks; unknown ids are left out."""
-        return await self._readers.read(lambda view: {row.id: row.kind for row in view.triggers(ids).values()})
+        return await self._readers.read(
+            lambda view: {row.id: row.kind for row in view.triggers(ids).values()}, is_vital=is_vital
+        )
 
     async def stats(self) -> Stats:
         counts = await self._readers.run(self._store.counts)

@@ -12,6 +12,7 @@ from leasekit.errors import Throttled, Unavailable
 from leasekit.server import end_waits, queries
 from leasekit.server.end_waits import EndWaits
 from leasekit.server.engine import Engine
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.task import Ended, NewTask, Status, TaskInfo
@@ -349,14 +350,36 @@ async def test_the_waits_of_one_token_keep_no_other_out(bench: Bench, monkeypatc
     monkeypatch.setattr(end_waits, "_MOST", 3)
     await bench.put(*"abc")
     ask = bench.engine.queries
-    first = asyncio.create_task(ask.ended([*"abc"], wait=60, caller="first"))
+    CALLER.set("first")
+    first = asyncio.create_task(ask.ended([*"abc"], wait=60))
     await until(lambda: bench.engine.ends_awaited == 3)
     with pytest.raises(Throttled):
-        await ask.get("a", wait=60, caller="first")
-    other = asyncio.create_task(ask.get("a", wait=60, caller="other"))
+        await ask.get("a", wait=60)
+    CALLER.set("other")
+    other = asyncio.create_task(ask.get("a", wait=60))
     await until(lambda: bench.engine.ends_awaited == 4)
     bench.engine.end_waits()
     await asyncio.gather(first, other)
+
+
+async def test_what_serves_all_requests_is_read_for_none_of_their_callers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.put("a")
+    callers: list[str] = []
+    run = bench.engine._readers.run
+
+    async def noting(call: Any, **options: Any) -> Any:
+        callers.append(CALLER.get())
+        return await run(call, **options)
+
+    monkeypatch.setattr(bench.engine._readers, "run", noting)
+    CALLER.set("first")
+    waiting = asyncio.create_task(bench.engine.queries.get("a", wait=60))
+    await until(lambda: callers)
+    bench.engine.end_waits()
+    assert await waiting is not None
+    assert callers == ["", ""]  # a look at all tasks that are awaited, and a read of those that have ended
 
 
 async def test_the_tasks_of_all_requests_together_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psycopg
@@ -20,6 +21,7 @@ import pytest
 from leasekit.errors import ConfigError
 from leasekit.server import clock, end_waits, engine, neighbours
 from leasekit.server.engine import Engine
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.neighbours import Awaited, Cancel, Due, Happened, Hint, Neighbours, packed
 from leasekit.server.roles import directory
@@ -345,6 +347,27 @@ async def test_an_end_at_another_node_is_found_without_news(
     info = await request
     assert info is not None
     assert info.status is Status.CANCELLED
+
+
+async def test_hints_of_all_requests_are_sent_in_the_turn_of_none_of_their_callers(
+    nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    callers: list[str] = []
+
+    run = others_of(nodes[0])._run
+
+    async def noting(call: Callable[[], Any]) -> Any:
+        callers.append(CALLER.get())
+        return await run(call)
+
+    monkeypatch.setattr(others_of(nodes[0]), "_run", noting)
+    CALLER.set("first")
+    others_of(nodes[0]).tell(drained=["w"])
+    sending = others_of(nodes[0])._sending
+    assert sending is not None
+    await sending
+    assert callers
+    assert "first" not in callers
 
 
 def test_a_hint_of_due_tasks_has_them_moved_to_queues() -> None:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from leasekit._lifecycle import validation
 from leasekit.errors import Refused
 from leasekit.server.engine import Engine
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.http import sending
 from leasekit.server.http.app import Api
 from leasekit.server.http.sending import Sending
@@ -484,7 +485,8 @@ async def test_big_answers_that_one_token_does_not_read_hold_up_no_other(monkeyp
         await may_go.wait()
 
     async def answer(caller: str, send: Callable[[Any], Any]) -> None:
-        await room.of_task(info, caller)({}, received, send)
+        CALLER.set(caller)
+        await room.of_task(info)({}, received, send)
 
     waiting = [asyncio.create_task(answer("slow", unread)) for _ in range(2)]
     await has_begun.wait()

@@ -145,6 +145,24 @@ server.http.events:Feed._reading
 + self._of_callers.add("", 1)
 tests/server/http/test_events.py::test_the_readers_of_one_token_keep_no_other_out
 
+reads-of-nobody: Reads wait in one line, whoever asks.
+server.readers:Readers.run
+- CALLER.get()
++ ""
+tests/server/test_readers.py::test_a_caller_with_many_reads_holds_up_no_other_by_more_than_one
+
+reads-of-one-caller: What serves all that wait is read in the turn of the caller who has begun to wait first.
+server.end_waits:EndWaits._enter
+- asyncio.create_task(self._keep_looking(), context=Context())
++ asyncio.create_task(self._keep_looking())
+tests/server/test_end_waits.py::test_what_serves_all_requests_is_read_for_none_of_their_callers[sqlite]
+
+turns-without-end: A caller has the next turn too, as long as it has reads.
+server.fair_queue:FairQueue.take
+- self._items.move_to_end(caller)
++ pass
+tests/server/test_fair_queue.py::test_callers_take_turns_however_many_items_one_has
+
 waits-of-nobody: Waits for ends are counted for all tokens together.
 server.end_waits:EndWaits._wait
 - self._waiting.add(caller, len(ids))
@@ -159,7 +177,7 @@ tests/server/test_long_poll.py::test_the_claims_of_one_token_keep_no_other_from_
 
 big-answers-of-all: Big answers about tasks wait for those of other tokens.
 server.http.sending:Sending.of_task
-- self._turns.setdefault(caller, asyncio.Semaphore(_OF_TASKS))
+- self._turns.setdefault(CALLER.get(), asyncio.Semaphore(_OF_TASKS))
 + self._turns.setdefault("", asyncio.Semaphore(_OF_TASKS))
 tests/server/test_worst_requests.py::test_big_answers_that_one_token_does_not_read_hold_up_no_other
 

@@ -29,6 +29,7 @@ from leasekit.server.console.sessions import Sessions
 from leasekit.server.console.streams import events, pulses
 from leasekit.server.console.visit import Mode, Visit, parameters
 from leasekit.server.engine import Engine
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.problems import Unauthenticated
 from leasekit.server.http.reach import LOCAL_REACH
@@ -116,7 +117,9 @@ class Console:
         """Return who asks. Raises `HTTPException` if they may not look."""
         if self._auth is None or self._sessions is None:
             return LOCAL
-        return _checked(await self._sessions.access_of(request) or await self._auth.access_of(request))
+        access = _checked(await self._sessions.access_of(request) or await self._auth.access_of(request))
+        CALLER.set(access.caller)
+        return access
 
     async def _log_in(self, request: Request) -> Response:
         """Show the form for an access token, or begin a session with one."""

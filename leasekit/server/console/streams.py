@@ -43,9 +43,7 @@ async def pulses(visit: Visit) -> AsyncGenerator[bytes]:
 def events(visit: Visit) -> AsyncGenerator[bytes]:
     """Stream a sample of the events of this node, and of others. Raises `Throttled` if there are too many readers."""
     wanted = visit.params(EventsWanted)
-    stream = visit.engine.feed.follow(
-        kind=wanted.kind, task=wanted.task, after=wanted.after, most=_SAMPLE, caller=visit.access.caller
-    )
+    stream = visit.engine.feed.follow(kind=wanted.kind, task=wanted.task, after=wanted.after, most=_SAMPLE)
     return _while_valid(visit, stream)
 
 

@@ -81,7 +81,7 @@ class Api(Router):
         self.parts = Parts(
             *(engine, DisconnectWatch(), DisconnectWatch(), metrics, sending),
             bodies=BodyTimeouts(body_timeout),
-            lease_kinds=LeaseKinds(engine.queries.kinds_of),
+            lease_kinds=LeaseKinds(functools.partial(engine.queries.kinds_of, is_vital=True)),
             auth=Authenticator(engine, is_required=reach.needs_tokens, peer=reach.peer, count=metrics.refuse),
         )
         self.reach = reach

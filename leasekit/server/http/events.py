@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import msgspec
 
 from leasekit.errors import Throttled
-from leasekit.server.fair_bound import FairBound
+from leasekit.server.fair_bound import CALLER, FairBound
 from leasekit.server.unit_of_work import TaskEvent
 
 _SIZE = 10_000  # events that a reader may be behind, or miss while it reconnects
@@ -142,7 +142,6 @@ class Feed:
         after: str | None = None,
         most: int | None = None,
         of: Callable[[str | None], bool] | None = None,
-        caller: str = "",
     ) -> AsyncGenerator[bytes]:
         """Stream the events from now on, or after the event with the id `after`, as `text/event-stream`.
 
@@ -151,6 +150,7 @@ class Feed:
         `skipped` with the number of the others. Raises `Throttled` if there are too many readers already, also of this
         caller.
         """
+        caller = CALLER.get()
         if self._of_callers.is_reached(caller, _READERS):
             raise Throttled(f"{_READERS} readers follow events already: close one, or try again later", retry_after=5.0)
         self.wanted_here = True

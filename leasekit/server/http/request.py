@@ -23,6 +23,7 @@ from leasekit.server.access import Access, KindPatterns
 from leasekit.server.commit import resolve
 from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.engine import Engine
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.lease_kinds import LeaseKinds
@@ -96,17 +97,18 @@ class ApiRequest(Request):
     async def authenticate(self) -> None:
         """Find out who makes this request. Raises `Unauthenticated` and `Throttled`."""
         self.access = await self.parts.auth.access_of(self)
+        CALLER.set(self.access.caller)
 
     @property
     def kinds(self) -> KindPatterns | None:
         """The kinds that the caller may touch; None: all."""
         return None if self.access.has_all_kinds else self.access.kinds
 
-    async def own(self, ids: Collection[str]) -> Container[str]:
-        """Return those of these tasks that are of the caller's kinds."""
+    async def own(self, ids: Collection[str], *, is_vital: bool = False) -> Container[str]:
+        """Return those of these tasks that are of the caller's kinds; what holders of leases need is vital."""
         if self.access.has_all_kinds:
             return ids
-        kinds = await self.parts.engine.queries.kinds_of(set(ids))
+        kinds = await self.parts.engine.queries.kinds_of(set(ids), is_vital=is_vital)
         return {task_id for task_id, kind in kinds.items() if self.access.kinds.match(kind)}
 
     async def without_foreign(self, scheduled: Sequence[Scheduled]) -> list[Scheduled]:
@@ -124,7 +126,7 @@ class ApiRequest(Request):
         """Return a verdict for each item: *gone* for tasks that are not of the caller's kinds, or do not exist."""
         if self.access.has_all_kinds:
             return await act(items)
-        own = await self.own(ids)
+        own = await self.own(ids, is_vital=True)
         return await _judged(items, ids, [task_id in own for task_id in ids], act)
 
     async def each_lease(

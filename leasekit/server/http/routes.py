@@ -141,7 +141,7 @@ async def get_task(request: ApiRequest, params: AwaitedTask) -> TaskInfo | Respo
     parts, wait = request.parts, min(params.wait, MAX_WAIT)
 
     async def found() -> TaskInfo:
-        info = await parts.engine.queries.get(params.task_id, wait=wait, caller=request.access.caller)
+        info = await parts.engine.queries.get(params.task_id, wait=wait)
         if info is None or not request.access.kinds.match(info.kind):  # it may be another one than when the wait began
             raise UnknownTask(params.task_id)
         return info
@@ -149,9 +149,7 @@ async def get_task(request: ApiRequest, params: AwaitedTask) -> TaskInfo | Respo
     if not wait:
         return await found()
     info = await request.wait(parts.waits, found())
-    return (
-        Response() if info is None else parts.sending.of_task(info, request.access.caller)
-    )  # None: the client has disconnected
+    return Response() if info is None else parts.sending.of_task(info)  # None: the client has disconnected
 
 
 @patch(
@@ -196,7 +194,7 @@ async def ended(request: ApiRequest, body: EndedRequest) -> Ended | Response:
     own = await request.own(body.ids)
     if strange := [task_id for task_id in body.ids if task_id not in own]:
         return Ended(unknown=strange)
-    found = _without_others(request, parts.engine.queries.ended(body.ids, wait=wait, caller=request.access.caller))
+    found = _without_others(request, parts.engine.queries.ended(body.ids, wait=wait))
     if not wait:
         return await found
     answer = await request.wait(parts.waits, found)
@@ -252,7 +250,7 @@ async def cancels(request: ApiRequest, body: CancelsRequest) -> VerdictsAnswer:
     """Wait for a cancel request of a task that the worker holds: a hint to send its next heartbeat now."""
     waiting = request.parts.engine.cancels(worker=body.worker, wait=min(body.wait, MAX_WAIT))
     ids = await request.wait(request.parts.polls, waiting) or ()  # none: the client has disconnected
-    own = await request.own(ids) if ids else ()
+    own = await request.own(ids, is_vital=True) if ids else ()
     return VerdictsAnswer(
         verdicts=[Verdict(id=task_id, verdict="cancel_requested") for task_id in ids if task_id in own]
     )
@@ -325,7 +323,7 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
     claimed = await (request.wait(parts.polls, claiming) if wait else claiming) or Claimed(tasks=[])
     if body.tickets and not request.access.has_all_kinds:  # those of foreign tasks are refused like those of none
         ids, refused = [ticket.id for ticket in body.tickets], {*claimed.refused}
-        own = await request.own(ids)
+        own = await request.own(ids, is_vital=True)
         claimed = replace(claimed, refused=[each for each in ids if each in refused or each not in own])
     return parts.sending.begin(key, claimed)  # without tasks also if the client has disconnected
 
@@ -400,12 +398,7 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
     engine, access = request.parts.engine, request.access
     chain = Chain(params.root) if params.root else None
     stream = engine.feed.follow(
-        kind=params.kind or None,
-        task=params.task or None,
-        chain=chain,
-        after=after,
-        of=access.kinds.match,
-        caller=access.caller,
+        kind=params.kind or None, task=params.task or None, chain=chain, after=after, of=access.kinds.match
     )
     if chain is not None:  # once events are kept, so that no task is missed between the two
         await engine.queries.know_chain(chain)

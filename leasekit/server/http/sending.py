@@ -24,7 +24,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from leasekit.errors import Throttled
-from leasekit.server.fair_bound import FairBound, caller_of
+from leasekit.server.fair_bound import CALLER, FairBound, caller_of
 from leasekit.task import Claimed, TaskInfo
 from leasekit.wire import ClaimAnswer
 
@@ -87,10 +87,10 @@ class Sending:
         answer = ClaimAnswer(waited=waited, tasks=tasks, refused=refused, draining=claimed.draining)
         return ClaimResponse(answer, place)
 
-    def of_task(self, info: TaskInfo, caller: str) -> Response:
+    def of_task(self, info: TaskInfo) -> Response:
         """Make the answer about a task: a big one is encoded and sent when it is its turn."""
         size = sum(memoryview(it).nbytes for it in (info.payload, info.progress, info.result, info.error))
-        turns = self._turns.setdefault(caller, asyncio.Semaphore(_OF_TASKS)) if size > _BIG else None
+        turns = self._turns.setdefault(CALLER.get(), asyncio.Semaphore(_OF_TASKS)) if size > _BIG else None
         return TaskResponse(info, turns)
 
     def take(self, key: _Key, size: int) -> None:

@@ -151,6 +151,7 @@ _ON_BOTH_STORES = {
     "test_http_periodic",
     "test_http_refusals",
     "test_overload",
+    "test_reads",
     "test_schemathesis",
 }
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from leasekit.errors import Throttled
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.http import events
 from leasekit.server.http.events import Feed
 from leasekit.server.unit_of_work import TaskEvent
@@ -369,12 +370,14 @@ async def test_there_are_only_so_many_readers(monkeypatch: pytest.MonkeyPatch) -
 async def test_the_readers_of_one_token_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "_READERS", 2)
     feed = Feed()
-    streams = [feed.follow(caller="a") for _ in range(2)]
+    CALLER.set("a")
+    streams = [feed.follow() for _ in range(2)]
     for stream in streams:
         await anext(stream)
     with pytest.raises(Throttled):
-        feed.follow(caller="a")
-    other = feed.follow(caller="b", most=1)
+        feed.follow()
+    CALLER.set("b")
+    other = feed.follow(most=1)
     await anext(other)
     for stream in (*streams, other):
         await stream.aclose()

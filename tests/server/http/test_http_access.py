@@ -304,7 +304,7 @@ def test_a_task_that_became_a_foreign_one_while_a_request_waited_is_not_shown(
     task_id = service.task(FOREIGN, payload="secret")
     service.run(service.server.engine.cancel([task_id]))
 
-    async def as_before(ids: Collection[str]) -> dict[str, str]:
+    async def as_before(ids: Collection[str], **_: bool) -> dict[str, str]:
         return dict.fromkeys(ids, OWN)
 
     monkeypatch.setattr(service.server.engine.queries, "kinds_of", as_before)
@@ -374,7 +374,7 @@ def test_kinds_are_judged_where_tasks_are_changed(service: Service, monkeypatch:
     """An id that was purged may be that of a foreign task by the time of the change."""
     foreign = service.dead(FOREIGN) if act in ("redrive", "purge") else service.task(FOREIGN)
 
-    async def stale(self: Any, ids: Collection[str]) -> dict[str, str]:
+    async def stale(self: Any, ids: Collection[str], **_: bool) -> dict[str, str]:
         return dict.fromkeys(ids, OWN)
 
     monkeypatch.setattr("leasekit.server.queries.Queries.kinds_of", stale)

@@ -1,0 +1,45 @@
+"""A queue in which callers take turns."""
+
+from leasekit.server.fair_queue import FairQueue
+
+
+def queue_of(*items: str, urgent: str = "") -> FairQueue[str]:
+    """Return a queue of items that begin with the letter of their callers."""
+    queue: FairQueue[str] = FairQueue()
+    for item in items:
+        queue.add(item[0], item, is_urgent=item in urgent.split())
+    return queue
+
+
+def taken(queue: FairQueue[str]) -> list[str]:
+    items: list[str] = []
+    while queue:
+        items.append(queue.take())
+    return items
+
+
+def test_callers_take_turns_however_many_items_one_has() -> None:
+    assert taken(queue_of("a1", "a2", "a3", "b1", "c1", "b2")) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_who_comes_back_comes_after_all_others() -> None:
+    queue = queue_of("a1", "b1", "b2")
+    assert queue.take() == "a1"
+    queue.add("a", "a2")
+    assert taken(queue) == ["b1", "a2", "b2"]
+
+
+def test_urgent_items_come_before_others_of_their_caller_only() -> None:
+    queue = queue_of("a1", "b1", "a2", "a3", "b2", urgent="a2 a3")
+    assert taken(queue) == ["a2", "b1", "a3", "b2", "a1"]
+
+
+def test_what_was_removed_is_not_taken_and_takes_no_turn() -> None:
+    queue = queue_of("a1", "b1", "b2", "c1", urgent="b1")
+    queue.remove("a", "a1")
+    queue.remove("b", "b1")
+    queue.remove("b", "unknown")
+    queue.remove("unknown", "b1")
+    assert taken(queue) == ["b2", "c1"]
+    queue.remove("c", "c1")
+    assert not queue

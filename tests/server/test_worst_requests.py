@@ -252,11 +252,12 @@ async def test_values_successors_and_kinds_count_as_work_in_a_transaction(
 
     monkeypatch.setattr(bench.engine.commit, "submit", noted)
     await bench.schedule({"kind": "held"}, {"kind": "held", "payload": "x" * BIG})
+    await bench.schedule({"kind": "k", "after": [f"a{n}" for n in range(100)]})
     (task, _) = (await bench.engine.claim(worker="w", kinds=["held"], limit=2, wait=0, claim_id="c")).tasks
     await bench.engine.claim(worker="w", kinds=[str(n) for n in range(MAX_KINDS)], limit=2, wait=0, claim_id="d")
     item = {"id": task.id, "token": task.token, "outcome": "success", "result": "x" * BIG, "then": [{"kind": "k"}] * 9}
     await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item]}).results)
-    assert sizes == [2 + 256, 1, 1 + 12, 1 + 256 + 9]
+    assert sizes == [2 + 256, 1 + 50, 1, 1 + 12, 1 + 256 + 9]
 
 
 # Claims that wait

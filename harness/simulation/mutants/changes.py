@@ -8,7 +8,7 @@ from harness.simulation.mutants.mutant import Histories, Mutant, tested
 _BY_HISTORIES: Mapping[str, Mutant] = {
     "followers-not-gated": Mutant(
         "A task that runs after others is due at once.",
-        Edit("server.roles.following:begin", "replace(row, next_trigger_at=AWAITING_AT) if ... else row", "row"),
+        Edit("server.roles.following:_begun", "replace(row, next_trigger_at=AWAITING_AT) if ... else row", "row"),
         by=Histories("dependencies", ["A7"]),
     ),
     "first-success-suffices": Mutant(

@@ -261,7 +261,7 @@ SERVICE: Mapping[str, Mutant] = {
     # Tasks after others, and chains --------------------------------------------------------------------------------
     "follower-does-not-wait": Mutant(
         "A task can be claimed before the tasks that it was to run after have ended.",
-        Edit("server.roles.following:begin", "replace(row, next_trigger_at=AWAITING_AT)", "row"),
+        Edit("server.roles.following:_begun", "replace(row, next_trigger_at=AWAITING_AT)", "row"),
         test="tests/server/roles/test_following.py::test_a_diamond_is_no_circle",
         why_test=_NO_FOLLOWERS,
     ),
@@ -293,8 +293,35 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "circle-accepted": Mutant(
         "Tasks that wait for one another are accepted.",
-        Edit("server.roles.frontend:schedule", "intake.after", "False"),
+        Edit("server.roles.circles:refuse", "[name for name in _circle(graph) if name in items]", "[]"),
         test="tests/server/roles/test_following.py::test_a_circle_is_refused_and_its_way_is_told",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "circle-through-older-tasks-accepted": Mutant(
+        "A task is accepted that closes a circle of tasks which wait for it already.",
+        Edit("server.roles.circles:refuse", "tx.awaited(items) if items and tx.has_waits() else ()", "()"),
+        test="tests/server/roles/test_circles.py::test_what_closes_a_circle_is_refused_and_nothing_else_is",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "too-wide-graph-accepted": Mutant(
+        "What is too much to be searched for a circle counts as one without a circle.",
+        Edit("server.roles.circles:_behind", "None if waits else graph", "graph"),
+        test="tests/server/http/test_http_circles.py::"
+        "test_a_search_reads_ten_thousand_waits_at_most_and_more_are_refused",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "search-for-circles-without-bound": Mutant(
+        "The search for a circle reads all that new tasks wait for, however much it is.",
+        Edit("server.roles.circles:_behind", "room -= len(waits)", "pass"),
+        test="tests/server/http/test_http_circles.py::"
+        "test_a_search_reads_ten_thousand_waits_at_most_and_more_are_refused",
+        why_test=_NO_FOLLOWERS,
+    ),
+    "circles-left-unlooked": Mutant(
+        "A step that has no room to look for a circle behind a task forgets to look for it later.",
+        Edit("server.roles.following:keep", "del changed[name]", "pass"),
+        test="tests/server/roles/test_circles.py::"
+        "test_circles_of_two_writers_are_looked_for_in_steps_that_read_so_many_waits",
         why_test=_NO_FOLLOWERS,
     ),
     "late-spawn-lives": Mutant(

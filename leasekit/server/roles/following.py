@@ -15,18 +15,17 @@ from msgspec.structs import replace
 
 from leasekit._lifecycle.states import Event
 from leasekit._lifecycle.transitions import NO_LIMITS, end_run
-from leasekit.errors import Refused
 from leasekit.server.key_rooms import let_go
-from leasekit.server.store import Trigger, Tx
+from leasekit.server.roles import circles
+from leasekit.server.store import Trigger
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Status
+from leasekit.task import Status
 
 STEP = 500  # followers that one transaction is about
 AWAITING_AT = 253_402_255_000.0
 """The next trigger time of a task that waits for others: later than any task can be scheduled, or is parked."""
 
 _NOTED = 100  # awaited tasks that one step of `keep` looks at
-_MOST = 10_000  # tasks, and as many steps from one to the next, among which a circle is looked for
 
 Wait = tuple[str, str]  # the id of an awaited task, and of a task that waits for it
 
@@ -36,33 +35,43 @@ def begin(turn: UnitOfWork, rows: Sequence[Trigger], after: Mapping[str, Sequenc
 
     One that has ended already, because its chain is cancelled, waits for none.
     """
-    after = {row.id: after[row.id] for row in rows if row.id in after and not row.status.ended}
-    awaited = turn.tx.triggers({name for names in after.values() for name in names})
-    done = {name for name, row in awaited.items() if row.status is Status.SUCCESS}
-    waits = {row.id: [name for name in dict.fromkeys(after.get(row.id, ())) if name not in done] for row in rows}
-    turn.tx.add_waits([(name, task_id) for task_id, names in waits.items() for name in names])
-    own = {row.id for row in rows}
-    turn.tx.set_wakes({name: "" for names in waits.values() for name in names if name not in awaited.keys() | own})
-    begun: list[Trigger] = []
-    for row in rows:
-        failed = next((awaited[name] for name in waits[row.id] if name in awaited and awaited[name].status.ended), None)
-        if failed is not None:
-            begun.append(_dropped(turn, row, _failure(failed)))
-        else:
-            begun.append(replace(row, next_trigger_at=AWAITING_AT) if waits[row.id] else row)
-    return begun
+    waits = {row.id: list(dict.fromkeys(after[row.id])) for row in rows if row.id in after and not row.status.ended}
+    awaited = turn.tx.triggers({name for names in waits.values() for name in names})
+    met = {name for name, row in awaited.items() if _is_met(row)}
+    turn.tx.add_waits([(name, task_id) for task_id, names in waits.items() for name in names if name not in met])
+    return _begun(turn, rows, waits, awaited)
 
 
 def begin_again(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
-    """Let tasks that were dropped and redriven wait again for what they waited for."""
+    """Let tasks that were dropped and redriven wait again for what they waited for, as far as it has not succeeded."""
     waits: dict[str, list[str]] = {}
-    for name, task_id in turn.tx.waits_of([row.id for row in rows]):
+    found = turn.tx.waits_of([row.id for row in rows])
+    for name, task_id in found:
         waits.setdefault(task_id, []).append(name)
-    turn.tx.drop_waits_of(waits)
-    begun = begin(turn, [row for row in rows if row.id in waits], waits) if waits else []
-    turn.tx.save(begun)
-    for row in rows if not waits else ():
-        turn.ready(row.kind, turn.now)
+    if waits:
+        awaited = turn.tx.triggers({name for names in waits.values() for name in names})
+        turn.tx.drop_waits([wait for wait in found if wait[0] in awaited and _is_met(awaited[wait[0]])])
+        turn.tx.save(rows := _begun(turn, rows, waits, awaited))
+    for row in rows:
+        if row.status is Status.NEW and not is_awaiting(row):
+            turn.ready(row.kind, turn.now)
+
+
+def _begun(
+    turn: UnitOfWork, rows: Sequence[Trigger], waits: Mapping[str, Sequence[str]], awaited: Mapping[str, Trigger]
+) -> list[Trigger]:
+    """Return the states of tasks that begin to wait; note the ids that are unknown (Rule 3)."""
+    known = awaited.keys() | {row.id for row in rows}
+    turn.tx.set_wakes({name: "" for names in waits.values() for name in names if name not in known})
+    begun: list[Trigger] = []
+    for row in rows:
+        left = [other for name in waits.get(row.id, ()) if (other := awaited.get(name)) is None or not _is_met(other)]
+        failed = next((other for other in left if other is not None and other.status.ended), None)
+        if failed is not None:
+            begun.append(_dropped(turn, row, _failure(failed)))
+        else:
+            begun.append(replace(row, next_trigger_at=AWAITING_AT) if left else row)
+    return begun
 
 
 def follow(turn: UnitOfWork, *, most: int = STEP) -> None:
@@ -100,9 +109,18 @@ def keep(turn: UnitOfWork, *, most: int = STEP) -> bool:
             most -= len(waits)
         elif name not in locked:
             changed[name] = None
-            _drop_circle(turn, row)
+    for name in (left := _drop_circles(turn, [rows[name] for name in changed if name in rows])):
+        del changed[name]
     turn.tx.set_wakes({name: told for name, told in changed.items() if told != dict(wakes)[name]})
-    return any(told is not None for told in changed.values()) or len(changed) == _NOTED
+    return bool(left) or any(told is not None for told in changed.values()) or len(changed) == _NOTED
+
+
+def _drop_circles(turn: UnitOfWork, rows: Iterable[Trigger]) -> Sequence[str]:
+    """Drop those of these tasks that wait for themselves; return the ids of tasks that were not looked at."""
+    waiting = {row.id: row for row in rows if is_awaiting(row)}
+    ways, left = circles.find(turn.tx, list(waiting)) if waiting else ({}, ())
+    _save_dropped(turn, [(waiting[name], f"it was to run after itself: {way}") for name, way in ways.items()])
+    return left
 
 
 def _told(turn: UnitOfWork, ended: Mapping[str, Trigger], waits: Sequence[Wait]) -> list[Wait]:
@@ -119,6 +137,10 @@ def _told(turn: UnitOfWork, ended: Mapping[str, Trigger], waits: Sequence[Wait])
     ready.difference_update(task_id for _, task_id in turn.tx.waits_of(ready))
     _make_ready(turn, [waiting[task_id] for task_id in sorted(ready)])
     return [wait for wait in waits if wait[1] in locked]
+
+
+def _is_met(awaited: Trigger) -> bool:
+    return awaited.status is Status.SUCCESS
 
 
 def is_awaiting(row: Trigger) -> bool:
@@ -146,47 +168,3 @@ def _dropped(turn: UnitOfWork, row: Trigger, why: str) -> Trigger:
 
 def _failure(row: Trigger) -> str:
     return f'"{row.id}", which it was to run after, ended as {row.status}'
-
-
-# Circles --------------------------------------------------------------------------------------------------------
-
-
-def refuse_circle(tx: Tx, tasks: Sequence[NewTask]) -> None:
-    """Raise `Refused` if a task that was just noted would wait for itself, by way of tasks that wait for it."""
-    after = {task.id: item for item, task in enumerate(tasks) if task.after and task.id is not None}
-    for name in sorted(tx.awaited(after)) if after else ():
-        if (way := _circle(tx, name)) is not None:
-            detail = f"makes a circle, in which no task would ever be ready: {way}"
-            item = after[name]
-            raise Refused(f"item {item}: after {detail}", errors=[{"item": item, "field": "after", "detail": detail}])
-
-
-def _drop_circle(turn: UnitOfWork, row: Trigger | None) -> None:
-    """Drop a task that waits for itself: two writers have each added one half of a circle at the same time."""
-    if row is not None and is_awaiting(row) and (way := _circle(turn.tx, row.id)) is not None:
-        _save_dropped(turn, [(row, f"it was to run after itself: {way}")])
-
-
-def _circle(tx: Tx, task_id: str) -> str | None:
-    """Return the way from a task back to itself, in words; None if there is none."""
-    came_from: dict[str, str] = {}
-    level = [task_id]
-    for _ in range(_MOST):
-        edges = tx.waits_of(level)
-        level = list[str]()
-        for name, waiting in edges:
-            if name == task_id:
-                return " after ".join(f'"{name}"' for name in [task_id, *_way(came_from, waiting), task_id])
-            if came_from.setdefault(name, waiting) is waiting:
-                level.append(name)
-        if not level or len(came_from) > _MOST:
-            break
-    return None
-
-
-def _way(came_from: Mapping[str, str], last: str) -> list[str]:
-    """Return the tasks from the first step of a search to this one."""
-    way = [last] if last in came_from else []
-    while way and came_from[way[-1]] in came_from:
-        way.append(came_from[way[-1]])
-    return way[::-1]

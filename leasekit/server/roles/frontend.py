@@ -15,7 +15,7 @@ from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
 from leasekit.server.access import KindPatterns
-from leasekit.server.roles import chains, following, start_deadlines
+from leasekit.server.roles import chains, circles, following, start_deadlines
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Deadline, Dedupe, Entity, Trigger
 from leasekit.server.store.gates import PARKED_AT
@@ -42,9 +42,9 @@ def schedule(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
     """Accept tasks; an id, or a live dedupe key, makes one task only."""
     intake = _Intake(turn, tasks)
     answers = [intake.take(task) for task in tasks]
-    intake.save()
     if intake.after:
-        following.refuse_circle(turn.tx, tasks)
+        circles.refuse(turn.tx, tasks, intake.after)
+    intake.save()
     return answers
 
 

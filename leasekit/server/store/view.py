@@ -189,8 +189,11 @@ class View(Protocol):
         """
         ...
 
-    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
-        """Return what these tasks still wait for: pairs of an awaited task and one of these, sorted by the latter."""
+    def waits_of(self, ids: Collection[str], *, limit: int | None = None) -> list[tuple[str, str]]:
+        """Return what these tasks still wait for: pairs of an awaited task and one of these, sorted by the latter.
+
+        With a `limit`, these are any of them, as many as that at most.
+        """
         ...
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:

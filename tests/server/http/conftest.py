@@ -154,18 +154,22 @@ _ON_BOTH_STORES = {
     "test_reads",
     "test_schemathesis",
 }
+_ON_ALL_STORES = {"test_http_circles"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "new_store" in metafunc.fixturenames:
-        is_on_both = metafunc.definition.path.stem in _ON_BOTH_STORES
-        schemes = ["sqlite", "postgresql"] if is_on_both else ["sqlite"]
+        name = metafunc.definition.path.stem
+        schemes = ["sqlite", "postgresql"] if name in _ON_BOTH_STORES | _ON_ALL_STORES else ["sqlite"]
+        schemes += ["memory"] if name in _ON_ALL_STORES else []
         metafunc.parametrize("new_store", schemes, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
 def new_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], str]:
     """Return the URL of a new store each time."""
+    if request.param == "memory":
+        return lambda: "memory:"
     if request.param == "sqlite":
         return lambda: f"sqlite:///{tmp_path_factory.mktemp('store')}/tasks.db"
     postgres: PostgresServer = request.getfixturevalue("postgres")

@@ -11,7 +11,7 @@ import pytest
 
 from leasekit.errors import Refused
 from leasekit.server import engine
-from leasekit.server.roles import following
+from leasekit.server.roles import circles, following
 from leasekit.server.roles.backlog import count_waiting
 from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.memory import MemoryStore
@@ -192,7 +192,7 @@ async def test_a_circle_in_successors_fails_the_report_only(bench: Bench) -> Non
 
 
 async def test_a_circle_of_two_writers_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "refuse_circle", lambda *_: None)  # neither sees the other's half
+    monkeypatch.setattr(circles, "refuse", lambda *_: None)  # neither sees the other's half
     await bench.put("a", after=["b"])
     await bench.put("b", after=["a"])
     await bench.engine.tick()
@@ -256,6 +256,22 @@ async def test_after_a_redrive_followers_wait_again_for_what_has_not_succeeded(b
     assert (await bench.info("b")).reason == 'waits for "a" to succeed'
     await settled(bench)
     assert await bench.ids(kinds=("other",)) == ["b"]
+
+
+async def test_a_claim_that_waits_is_granted_what_a_redrive_makes_ready_beside_what_waits_again(bench: Bench) -> None:
+    await bench.put("b", kind="other", after=["a"])
+    await bench.put("d", kind="other", after=["c"])
+    for name, outcome in (("a", "fatal"), ("c", "fatal")):
+        await bench.put(name)
+        await settled(bench, outcome)
+    await bench.engine.operations.redrive(RedriveRequest(ids=["c"]))
+    await settled(bench)
+    claim = asyncio.create_task(bench.claim(kinds=("other",), wait=20))
+    while not bench.engine._long_polls.kinds():  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(0)
+    await bench.engine.operations.redrive(RedriveRequest(ids=["a"]))
+    await bench.engine.operations.redrive(RedriveRequest(ids=["b", "d"]))
+    assert [task.id for task in (await asyncio.wait_for(claim, 20)).tasks] == ["d"]
 
 
 async def test_a_cancelled_follower_is_forgotten(bench: Bench) -> None:

@@ -236,9 +236,10 @@ class MemoryView(View):
         of_kind = (self._tables.keys.get(row.seq) for row in rows if row.kind == kind)
         return Counter(key for key in of_kind if key is not None and key in keys)
 
-    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
+    def waits_of(self, ids: Collection[str], *, limit: int | None = None) -> list[tuple[str, str]]:
         of = self._tables.waits_of
-        return [(awaited, task_id) for task_id in sorted(ids) for awaited in sorted(of.get(task_id, ()))]
+        waits = ((awaited, task_id) for task_id in sorted(ids) for awaited in sorted(of.get(task_id, ())))
+        return list(islice(waits, limit))
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
         return chosen(self._tables.chains, seqs)

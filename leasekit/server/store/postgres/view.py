@@ -85,8 +85,8 @@ class PostgresView(SqlView):
     def full_keys(self, kinds: Collection[str], *, now: float, limit: int) -> list[tuple[Lane, str]]:
         return super().full_keys(kinds, now=now, limit=limit) if self._has_kinds() else []
 
-    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
-        return super().waits_of(ids) if self._has_kinds() else []
+    def waits_of(self, ids: Collection[str], *, limit: int | None = None) -> list[tuple[str, str]]:
+        return super().waits_of(ids, limit=limit) if self._has_kinds() else []
 
     def page(
         self, wanted: Filter, *, after: int, limit: int, until: int | None = None, among: Sequence[int] | None = None

@@ -1,6 +1,7 @@
 """Start deadlines, firings, tasks after others, and chains in an SQL database: what happens later by itself."""
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -29,9 +30,9 @@ WAITS = Statement(
     .limit(MOST)
 )
 AWAITED = Statement(select(wait.c.awaited).where(is_one_of(wait.c.awaited, "awaited")).distinct())
-WAITS_OF = Statement(
-    select(wait.c.awaited, wait.c.id).where(is_one_of(wait.c.id, "ids")).order_by(wait.c.id, wait.c.awaited)
-)
+# Not sorted by the database: it would read all of them before it gives the first.
+WAITS_OF = Statement(select(wait.c.awaited, wait.c.id).where(is_one_of(wait.c.id, "ids")).limit(MOST))
+_ALL = 2**31 - 1
 ADD_WAITS = Insert(wait)
 DROP_WAITS = Statement(sa.delete(wait).where(is_one_pair_of(wait.c.awaited, wait.c.id, "pairs")))
 DROP_WAITS_OF = Statement(sa.delete(wait).where(is_one_of(wait.c.id, "ids")))
@@ -100,8 +101,9 @@ class LaterView(Reads):
     def periodics(self, *, after: str, limit: int) -> list[PeriodicRow]:
         return _periodics(self._session.rows(PERIODICS, after_name=after, most=limit))
 
-    def waits_of(self, ids: Collection[str]) -> list[tuple[str, str]]:
-        return [(row[0], row[1]) for row in self._session.rows(WAITS_OF, ids=ids)]
+    def waits_of(self, ids: Collection[str], *, limit: int | None = None) -> list[tuple[str, str]]:
+        rows = self._session.rows(WAITS_OF, ids=ids, most=_ALL if limit is None else limit)
+        return sorted(((row[0], row[1]) for row in rows), key=itemgetter(1, 0))
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
         return {row[0]: (row[1], row[2]) for row in self._session.rows(CHAINS, seqs=seqs)}

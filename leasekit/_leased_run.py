@@ -271,7 +271,7 @@ class LeasedRun:
         self._held = held
         if old.progress is not UNSET and held.progress is UNSET:
             held.report(old.progress)
-        old.watchdog.ended(old.term)
+        old.unguard()
         if old.ended:
             held.pause()
 
@@ -363,8 +363,7 @@ class LeasedRun:
         held.listener = None
         self.ended_at = held.clock.now()
         # Here, in the code's own thread: the driver may not get its turn in time.
-        held.ended = True
-        held.watchdog.ended(held.term)
+        held.end()
         return held
 
     def _settlement(self, error: BaseException | None, interrupted: Outcome) -> Settlement:

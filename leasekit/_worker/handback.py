@@ -93,7 +93,7 @@ def _owed(holder: Holder, past: Past, why: str, *, refuses_stale: bool) -> list[
     # Only the kernel's timer proves that these leases have not expired: none that it guards ends before it fires.
     # After that the process may have been dead for long: this supervisor may have been stopped meanwhile.
     is_guarded = holder.guarded and past.armed_at is not None and BOOT_CLOCK.now() < past.armed_at
-    ran = [lease for lease in past.leases if is_guarded and (lease.begun or lease.released) and not lease.elsewhere]
+    ran = [lease for lease in past.leases if is_guarded and (lease.begun or lease.released) and not lease.unguarded]
     # As crashes, though no handler may be to blame: a release is only for the process that held the lease.
     return list(_crashes_and_releases([lease._replace(begun=True) for lease in ran], why))
 

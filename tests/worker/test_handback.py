@@ -38,10 +38,10 @@ class Dead:
         return connection.run(connection.backend.claim(["k"], limit=1, wait=0, claim_id=claim_id)).tasks
 
     def hand_back(
-        self, *, begun: bool, elsewhere: bool = False, released: bool = False, timer_in: float | None = 30.0
+        self, *, begun: bool, unguarded: bool = False, released: bool = False, timer_in: float | None = 30.0
     ) -> str:
         """The task's status after that. The kernel's timer would have killed the worker `timer_in` seconds from now."""
-        left = Left(self.task.id, self.task.token, begun=begun, elsewhere=elsewhere, released=released)
+        left = Left(self.task.id, self.task.token, begun=begun, unguarded=unguarded, released=released)
         armed_at = None if timer_in is None else BOOT_CLOCK.now() + timer_in
         past = Past(Holder(worker="dead", url="memory://", guarded=True), [left], [], [], armed_at)
         handback.hand_back(past, "killed", waiting=waiting)
@@ -70,21 +70,21 @@ def dead(service: MemoryService, monkeypatch: pytest.MonkeyPatch) -> Iterator[De
     dead.client.close()
 
 
-@pytest.mark.parametrize(("begun", "elsewhere"), [(True, False), (True, True), (False, False)])
-def test_all_that_is_left_is_handed_back(dead: Dead, begun: bool, elsewhere: bool) -> None:
-    assert dead.hand_back(begun=begun, elsewhere=elsewhere) in (Status.ENQUEUED, Status.NEW)
+@pytest.mark.parametrize(("begun", "unguarded"), [(True, False), (True, True), (False, False)])
+def test_all_that_is_left_is_handed_back(dead: Dead, begun: bool, unguarded: bool) -> None:
+    assert dead.hand_back(begun=begun, unguarded=unguarded) in (Status.ENQUEUED, Status.NEW)
 
 
 @pytest.mark.parametrize(
-    ("begun", "elsewhere", "status"),
+    ("begun", "unguarded", "status"),
     [(True, False, Status.ENQUEUED), (True, True, Status.CLAIMED), (False, False, Status.CLAIMED)],
 )
 def test_a_service_that_takes_what_is_stale_hears_only_what_a_timer_vouches_for(
-    dead: Dead, begun: bool, elsewhere: bool, status: str
+    dead: Dead, begun: bool, unguarded: bool, status: str
 ) -> None:
-    """A body in an executor does not: its worker may have been stopped for long after the end of that lease."""
+    """Not of one that has ended, or ran in an executor: its worker may have been stopped for long after that lease."""
     dead.refuses_stale = False
-    assert dead.hand_back(begun=begun, elsewhere=elsewhere) == status
+    assert dead.hand_back(begun=begun, unguarded=unguarded) == status
 
 
 def test_a_service_that_takes_what_is_stale_hears_of_a_body_that_a_signal_has_ended(dead: Dead) -> None:

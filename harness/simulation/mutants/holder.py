@@ -130,6 +130,12 @@ HOLDER: Mapping[str, Mutant] = {
         test="tests/driver/guarding/test_watchdog.py::test_the_deadline_is_that_of[a lost one, before its trust ends]",
         why_test="the timer stays at the end of trust, which is enough for S2; the grace only spares other handlers",
     ),
+    "timer-left-unnoted": Mutant(
+        "The ledger shows a handler that has ended as one that the timer guards.",
+        Edit("_driver.keeping.held_lease:HeldLease.unguard", "ledger.ends(...)", "pass"),
+        test="tests/driver/guarding/test_guarded_in_ledger.py::test_no_lease_is_shown_as_guarded_that_the_timer_has_left[False-ends]",
+        why_test="the simulated supervisor reads no ledger, and the simulated service refuses stale writes",
+    ),
     "timer-never-moved": Mutant(
         "A renewal does not move the timer: the process is killed although its leases are held.",
         Edit("_driver.guarding.watchdog:Watchdog.renewed", "self._ends.move(...)", "None"),

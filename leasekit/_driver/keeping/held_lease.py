@@ -174,10 +174,14 @@ class HeldLease:
         The run is not to blame if this process dies meanwhile, and the kernel's timer does not guard it.
         """
         self.listener = None
-        self.ended = True
-        self.watchdog.ended(self.term)
         if (ledger := self.ledger) is not None:
             ledger.pauses(self.entry)
+        self.end()
+
+    def end(self) -> None:
+        """Record, in the code's own thread, that none of the handler's code runs."""
+        self.ended = True
+        self.unguard()
 
     def resume(self) -> None:
         """Guard and note the handler again, which the caller then calls once more. Raises `LeaseLost`."""
@@ -197,8 +201,14 @@ class HeldLease:
             self._refuse_lost()  # again: the keeper may have looked for a running handler just before
         except LeaseLost:
             self.handler_runs = False
-            self.watchdog.ended(self.term)
+            self.unguard()
             raise
+
+    def unguard(self) -> None:
+        """Guard the handler no longer; a supervisor must not see a lease as guarded that may have expired."""
+        if (ledger := self.ledger) is not None:  # read once, as in `_guard`
+            ledger.ends(self.entry)
+        self.watchdog.ended(self.term)
 
     def _refuse_lost(self) -> None:
         if self.lost:

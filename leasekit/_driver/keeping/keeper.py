@@ -273,7 +273,7 @@ class Keeper:
         """Record that the handler has ended: from here on, none of its code runs."""
         held.handler_runs = False
         held.hand_over(None)  # the keeper does the rest: the owner of the block may die
-        held.watchdog.ended(held.term)
+        held.unguard()
         self._escalation.ended(held)
 
     def release_if_unstarted(self, held: HeldLease, *, after: float | None = None) -> bool:

@@ -12,7 +12,9 @@ The supervisor reads the ledger only when the worker has been reaped.
              and one for each lease with progress that its service has not acknowledged, up to 64 MiB in all
 
 Rule 1: a handler is noted as begun before its first line: a run that killed its process must count as begun.
-Rule 2: an entry is filled before its state is set, and on removal the state is cleared first.
+Rule 2: a handler is noted as ended before the kernel's timer ceases to guard it: to a supervisor, the timer proves that
+        a lease has not expired.
+Rule 3: an entry is filled before its state is set, and on removal the state is cleared first.
 """
 
 import logging
@@ -43,7 +45,8 @@ _ENTRIES = 16 * 1024  # where entries begin: before, there is room for the heade
 _ENTRY = struct.Struct("<BBHI")  # state, log2 of the room, lengths of the id and of the data after it
 _LEAST_ROOM = 6
 _NOWHERE = 0  # an entry for which there is no room
-_FREE, _HELD, _BEGUN, _SETTLEMENT, _BEGUN_ELSEWHERE, _CLAIM, _PROGRESS, _RELEASED = range(8)
+_FREE, _HELD, _BEGUN, _SETTLEMENT, _UNGUARDED, _CLAIM, _PROGRESS, _RELEASED = range(8)
+_ENDED = {_BEGUN: _UNGUARDED, _RELEASED: _HELD}
 _MOST_FOR_PROGRESS = 64 * 1024 * 1024  # bytes of a ledger: above, only heartbeats carry progress
 
 
@@ -66,7 +69,8 @@ class Left(NamedTuple):
     task_id: str
     token: str
     begun: bool
-    elsewhere: bool = False  # its handler ran in another process: this process may have lived on after the lease
+    # Its handler ran in another process, or had ended: this process may have lived on after the lease.
+    unguarded: bool = False
     released: bool = False  # its handler ran in this process, and is not to blame for its end
     progress: Any = UNSET  # the latest that was noted, if the service may not have it …
     progress_seq: int | None = None  # … and its number: a heartbeat may have brought later progress
@@ -129,9 +133,9 @@ class SharedMemory:
                 if (task_id, token) not in progress or progress[task_id, token][0] < number:
                     progress[task_id, token] = number, msgspec.Raw(bytes(raw))
             else:
-                elsewhere, begun = state == _BEGUN_ELSEWHERE, state in (_BEGUN, _BEGUN_ELSEWHERE)
+                unguarded, begun = state == _UNGUARDED, state in (_BEGUN, _UNGUARDED)
                 released = state == _RELEASED
-                leases.append(Left(task_id, rest.decode(), begun=begun, elsewhere=elsewhere, released=released))
+                leases.append(Left(task_id, rest.decode(), begun=begun, unguarded=unguarded, released=released))
         for place, left in enumerate(leases):
             seq, latest = progress.get((left.task_id, left.token), (None, UNSET))
             leases[place] = left._replace(progress=latest, progress_seq=seq)
@@ -228,7 +232,15 @@ class Ledger:
     def begins(self, entry: int, *, elsewhere: bool = False) -> None:
         """Note that a handler is about to run, here or in another process. Any thread, but not after `remove`."""
         if entry:
-            self._memory[entry] = _BEGUN_ELSEWHERE if elsewhere else _BEGUN
+            self._memory[entry] = _UNGUARDED if elsewhere else _BEGUN
+
+    def ends(self, entry: int) -> None:
+        """Note that the handler has ended: the kernel's timer guards it no longer. Any thread.
+
+        Call this before the timer is disarmed. An entry that was removed meanwhile, or is another lease's, is left.
+        """
+        if entry and self._memory[entry] in _ENDED:
+            self._memory[entry] = _ENDED[self._memory[entry]]
 
     def pauses(self, entry: int) -> None:
         """Note that none of the handler's code runs before the next `begins`. As for `begins`."""
@@ -253,7 +265,7 @@ class Ledger:
         while at < self._end and (room := self._memory[at + 1]) >= _LEAST_ROOM:  # a fresh entry may not be filled yet
             if self._memory[at] == _BEGUN:
                 self._memory[at] = _RELEASED
-            elif self._memory[at] == _BEGUN_ELSEWHERE:
+            elif self._memory[at] == _UNGUARDED:
                 self._memory[at] = _HELD
             at += 1 << room
 

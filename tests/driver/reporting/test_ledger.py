@@ -110,9 +110,26 @@ def test_it_grows_and_takes_tokens_of_any_length(memory: SharedMemory, ledger: L
 
 def test_it_says_whose_body_ran_in_another_process(memory: SharedMemory, ledger: Ledger) -> None:
     ledger.begins(ledger.add("a", "t"), elsewhere=True)
-    assert memory.read().leases == [Left("a", "t", begun=True, elsewhere=True)]
+    assert memory.read().leases == [Left("a", "t", begun=True, unguarded=True)]
     ledger.mark_released()
     assert memory.read().leases == [Left("a", "t", begun=False)]
+
+
+def test_it_says_whose_body_had_ended(memory: SharedMemory, ledger: Ledger) -> None:
+    entries = [ledger.add(f"{n}", "t") for n in range(3)]
+    ledger.begins(entries[0])
+    ledger.ends(entries[0])
+    ledger.begins(entries[1])
+    ledger.mark_released()  # also of the one that has ended
+    ledger.ends(entries[1])
+    ledger.ends(entries[2])
+    assert memory.read().leases == [Left(f"{n}", "t", begun=False) for n in range(3)]
+    ledger.begins(entries[2])
+    ledger.ends(entries[2])
+    assert memory.read().leases[2] == Left("2", "t", begun=True, unguarded=True)
+    ledger.remove(entries[2])
+    ledger.ends(entries[2])
+    assert len(memory.read().leases) == 2
 
 
 def test_bodies_that_are_forgiven_are_as_if_they_had_never_begun(memory: SharedMemory, ledger: Ledger) -> None:

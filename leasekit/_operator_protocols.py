@@ -234,8 +234,8 @@ class Rescheduler(Protocol):
         """Have a waiting task be due at `at`, or `delay` seconds from now, and in the lane of this priority.
 
         What is not given stays. Other tasks for which it waits, gates, limits and the turn of its key hold as before.
-        Refused with the reason if the task runs, has ended or is unknown. The same call with the same `request_id` has
-        the same answer, and changes nothing.
+        Refused with the reason if the task runs, has ended or is unknown. A repeat of the last call for the task, with
+        the same `request_id`, changes nothing, and is answered with the task as it is now.
         """
         ...
 

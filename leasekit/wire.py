@@ -287,7 +287,7 @@ class RescheduleRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, f
     priority: Annotated[int, Meta(ge=0, le=4)] | None = None
     """0 is the most urgent."""
     request_id: Name | None = None
-    """A new id for each request: with it, a repeat has the same answer and changes nothing."""
+    """A new id for each request: with it, a repeat of the last request changes nothing, and tells the task as it is."""
 
     def __post_init__(self) -> None:
         if self.at is None and self.delay is None and self.priority is None:

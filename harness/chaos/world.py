@@ -353,7 +353,7 @@ class World:
         return int(self._spare[-1].getsockname()[1])
 
     def drain(self) -> None:
-        """End all faults; return once every task has ended."""
+        """End the faults of the network, and wait until every task has ended. Fails after `PATIENCE` seconds."""
         self.proxy.mend()
         self.log.add(FaultsOver)
         until = time.monotonic() + PATIENCE

@@ -47,7 +47,10 @@ class Campaign:
 
 
 def run(campaign: Campaign, *, first: int, minutes: float, processes: int, sql_hours: float) -> Iterator[Outcome]:
-    """Run histories from seed `first` on; yield each as it ends. The first `sql_hours` of them use a database."""
+    """Begin histories for some minutes, from seed `first` on; add each to the campaign as it ends, and yield it.
+
+    They use a database until those that have ended have simulated `sql_hours` hours with one.
+    """
     began_at = time.monotonic()
     seeds = count(first)
     spawned = multiprocessing.get_context("spawn")

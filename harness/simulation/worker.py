@@ -53,7 +53,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
 
 
 class SimulatedHandler:
-    """A run of a handler."""
+    """A simulated run of a handler, as the payload of its task plans it; `begin` schedules the first step."""
 
     def __init__(self, worker: "Worker", work: ClaimedTask, run: LeasedRun) -> None:
         self._worker = worker

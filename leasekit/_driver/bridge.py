@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 def call_soon_here() -> Callable[..., object]:
-    """Return a function that schedules calls in this thread's event loop, from any thread. Raises `RuntimeError`."""
+    """Return a function with which any thread schedules calls in this thread's event loop.
+
+    Raises `RuntimeError` if no loop runs in this thread; the function does so once the loop has ended.
+    """
     try:
         return asyncio.get_running_loop().call_soon_threadsafe
     except RuntimeError:

@@ -187,9 +187,9 @@ class ClaimedTask:
     def settle(
         self, run: LeasedRun, settlement: Settlement | None, error: Exception | None = None, *, why: str = ""
     ) -> None:
-        """Record the end of a handler in another process. No settlement: it was stopped because its lease was lost.
+        """Record the end of a run whose handler ended in another process, died with that, or was not started.
 
-        `why` is for the log.
+        No settlement: the lease was lost. `error` is for the trace, and `why` for the log.
         """
         run.ended_elsewhere(settlement, error)
         self._ended(self, settlement)

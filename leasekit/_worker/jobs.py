@@ -62,7 +62,7 @@ class Jobs:
         if self._pid != os.getpid() or not _in_asyncio():  # a child that the handler forked has none of its threads
             return
         self._call_soon = call_soon_here()
-        saying = asyncio.get_running_loop().call_later(_SILENCE, self._log_left)
+        saying = asyncio.get_running_loop().call_later(_SILENCE, self._warn)
         looked = False
         with anyio.CancelScope() as patience:
             while self._left or not looked:
@@ -81,7 +81,8 @@ class Jobs:
                         job.cancel()
         saying.cancel()
 
-    def _log_left(self) -> None:
+    def _warn(self) -> None:
+        """Warn that the handler has ended, and work that it started has not."""
         left = list(self._left)
         tasks = [job.get_name() for job in left if isinstance(job, asyncio.Task)]
         logger.warning(

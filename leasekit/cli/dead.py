@@ -111,7 +111,7 @@ def _check(what: str, ids: list[str], wanted: Wanted, *, dry_run: bool, yes: boo
 
 
 def _list(client: Client, wanted: Wanted, limit: int, *, as_json: bool) -> None:
-    found = _listed(client, wanted)
+    found = _dead_tasks(client, wanted)
     print_tasks(found if limit == 0 else islice(found, limit), ended=True, as_json=as_json, wide=False)
     if next(found, None) is not None:
         typer.echo("leasekit dead: there are more: raise --limit; 0 shows all", err=True)
@@ -122,7 +122,8 @@ def _show(client: Client, ids: list[str], *, as_json: bool) -> None:
         show_task(client, task_id, as_json=as_json)
 
 
-def _listed(client: Client, wanted: Wanted) -> Iterator[TaskInfo]:
+def _dead_tasks(client: Client, wanted: Wanted) -> Iterator[TaskInfo]:
+    """Yield the dead tasks that match, a page at a time."""
     cursor: str | None = None
     while True:
         page = client.list_dead(cursor=cursor, limit=_PAGE, **wanted.filters)

@@ -94,7 +94,7 @@ def _run(console: Console, fleet: Fleet, files: Sequence[Path], log: Path) -> li
         _schedule(client, files, log, seconds=min(_LONGEST, _AIM * workers * _SLOTS / len(files)))
         console.print(f"watch it in a browser: {fleet.url}/console")
         console.print(f"{len(files)} tasks scheduled at {fleet.url}, {workers} workers, leases of {_TTL:g} s")
-        killed_at = _watch(console, client, fleet, log, total=len(files))
+        killed_at = _watch_and_kill(console, client, fleet, log, total=len(files))
         tasks = _all(client)
     findings = check(tasks, read_log(log), killed_at=killed_at, ended=fleet.ended)
     if len(tasks) != len(files) or not all(task.status is Status.SUCCESS for task in tasks):
@@ -137,8 +137,13 @@ def _schedule(client: leasekit.Client, files: Sequence[Path], log: Path, *, seco
         client.schedule_all(tasks[i : i + 500])
 
 
-def _watch(console: Console, client: leasekit.Client, fleet: Fleet, log: Path, *, total: int) -> dict[int, float]:
-    """Show each worker's tasks until all are done, and kill a worker meanwhile. Returns when each process was gone."""
+def _watch_and_kill(
+    console: Console, client: leasekit.Client, fleet: Fleet, log: Path, *, total: int
+) -> dict[int, float]:
+    """Show each worker's tasks until all are done, and kill one worker meanwhile. Ends after 40 s at most.
+
+    Returns when the killed worker was gone, by its pid; empty if none was killed.
+    """
     killed_at: dict[int, float] = {}
     until = time.monotonic() + _PATIENCE
     bar = Progress(TextColumn("digests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)

@@ -200,7 +200,7 @@ def work(
     _log_to_stderr(log_level, log_format)
     _hand_to_supervisor(source.url, supervise=supervise)
     heartbeats = rhythm.heartbeats() if rhythm.is_given else None
-    worker = _prepared(target, label, health, spool)
+    worker = _load_worker(target, label, health, spool)
     worker.run(url=source.url, heartbeats=heartbeats, **limits._asdict(), **source.service)
 
 
@@ -212,8 +212,8 @@ def _hand_to_supervisor(url: str | None, *, supervise: bool | None) -> None:
         raise typer.Exit(Supervisor([sys.executable, *sys.orig_argv[1:]]).run())
 
 
-def _prepared(target: str, label: list[str] | None, health: str | None, spool: str | None) -> Worker:
-    """Return the worker of the module, with its labels and its spool, and answering probes if it is to."""
+def _load_worker(target: str, label: list[str] | None, health: str | None, spool: str | None) -> Worker:
+    """Load the worker, give it its labels and its spool, and have it answer probes if `health` names an address."""
     worker = load(target, Worker)
     worker.labels |= options.labels(label)
     if health is not None:

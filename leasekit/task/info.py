@@ -174,7 +174,7 @@ class Selection(TypedDict, total=False):
 
 
 class TaskSelection(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The tasks that match all that is given; what is not given (None) selects nothing."""
+    """The tasks that match all filters that are given; None is no filter."""
 
     kind: Name | None = None
     """Only tasks of this kind."""
@@ -205,7 +205,7 @@ class TaskSelection(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return any(getattr(self, name) is not None for name in _LOOKED_AT)
 
     def matches(self, task: "TaskInfo") -> bool:
-        """Return whether a task matches what is given besides kind, status, collection and tags."""
+        """Return whether a task matches the key, reason, error, attempts and times; callers judge the other filters."""
         at = task.ended_at or task.scheduled_at or task.at
         return (
             self.key in (None, task.key)

@@ -100,7 +100,10 @@ def number_fault(task: NewTask) -> tuple[str, str] | None:
 
 
 def progress(value: Any, *, at_most: int | None = None, coding: Coding = CLEAR) -> msgspec.Raw:
-    """Return a checkpoint as JSON. Raises ValueError if the service, which takes `at_most` bytes, would refuse it."""
+    """Return a checkpoint as it is sent.
+
+    Raises ValueError if it is no JSON, is nested too deeply, or has more than 64 KiB or `at_most` bytes.
+    """
     raw = encoded(value, "progress", coding=coding)
     most = MAX_PROGRESS if at_most is None else min(at_most, MAX_PROGRESS)
     if (size := len(bytes(raw))) > most:

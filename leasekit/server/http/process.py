@@ -217,23 +217,24 @@ class Server(uvicorn.Server):
         self._tls_servers: list[asyncio.Server] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve these sockets, also if others are served already; those of this machine without TLS."""
+        """Serve these sockets, also if others are served already; Unix sockets without TLS."""
         servers = list(self.servers) if self.started else []
         local = [listener for listener in sockets or [] if listener.family == socket.AF_UNIX]
-        open_to_others = [listener for listener in sockets or [] if listener.family != socket.AF_UNIX]
-        if local or not open_to_others:
+        tcp = [listener for listener in sockets or [] if listener.family != socket.AF_UNIX]
+        if local or not tcp:
             await super().startup(local)
             servers += self.servers
-        if open_to_others:
-            servers += await self._start_for_others(open_to_others)
+        if tcp:
+            servers += await self._start_tcp(tcp)
         self.servers = servers
-        for listener in open_to_others if self._prints_address else ():
+        for listener in tcp if self._prints_address else ():
             scheme = "http" if self._certificates is None else "https"
             line = f"leasekit is listening on {scheme}://{_authority(listener)}\n"
             # By a thread of its own: what nobody reads holds up neither the server nor its log.
             threading.Thread(target=_say, args=(line,), name="leasekit-address", daemon=True).start()
 
-    async def _start_for_others(self, listeners: list[socket.socket]) -> list[asyncio.Server]:
+    async def _start_tcp(self, listeners: list[socket.socket]) -> list[asyncio.Server]:
+        """Serve these sockets, with TLS if there are certificates; return their servers."""
         if self._certificates is not None:
             self._with_tls += [listener.dup() for listener in listeners]
             self.config.ssl = self._certificates.context
@@ -265,7 +266,7 @@ class Server(uvicorn.Server):
             return
         former, others = self._tls_servers, [each for each in self.servers if each not in self._tls_servers]
         with_tls, self._with_tls = self._with_tls, []
-        self.servers = others + await self._start_for_others(with_tls)
+        self.servers = others + await self._start_tcp(with_tls)
         for server in former:
             server.close()
 

@@ -45,7 +45,7 @@ Answer = Rescheduled | str | None
 
 
 def reschedule(turn: UnitOfWork, requests: Sequence[Reschedule]) -> list[Answer]:
-    """Reschedule tasks; a repeat under the same `request_id` changes nothing and has the same answer."""
+    """Reschedule tasks. A repeat of a task's last request, by its `request_id`, changes nothing: it tells the task."""
     desk = _Desk(turn, [request.id for request in requests])
     answers = [desk.reschedule(request) for request in requests]
     desk.save()

@@ -58,7 +58,7 @@ class TaskWrites(View, Protocol):
         ...
 
     def unlocked_triggers(self, ids: Collection[str]) -> tuple[dict[str, Trigger], Collection[str]]:
-        """Return the states of the tasks with these ids, without those that another writer has locked, and their ids.
+        """Lock those of these tasks that no other writer has locked; return their states, and the ids of the others.
 
         Unknown ids are left out of both.
         """

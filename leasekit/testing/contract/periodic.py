@@ -36,6 +36,7 @@ class Periodic(SchedulerBase):
         for _ in range(2):
             await periodic.delete_periodic(first)
         assert await periodic.get_periodic(first) is None
+        assert [one.name for one in await periodic.list_periodic() if one.task.kind == kind] == [second]
 
     async def test_a_periodic_task_that_is_paused_fires_next_once_it_is_resumed(
         self, periodic: PeriodicService, kind: str

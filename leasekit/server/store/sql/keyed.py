@@ -1,8 +1,8 @@
 """Tasks with keys in an SQL store: when they are due, and the shares of their keys.
 
 Rule 1: only this module knows that the row of a waiting task with a key does not say when the task is due.
-Rule 2: the share of a key that has left its lane says a later first due time, so no claim reads it: the same year, or
-        the moment at which the key comes back.
+Rule 2: the share of a key that has left its lane says a later first due time, so no claim reads it: the year 9999
+        (`QUEUED_AT`), or the moment at which the key comes back.
 Rule 3: a transaction that changes what waits of a key reads at its end, with the share locked, when the first of these
         tasks is due, and writes that into the share. So a share is true whatever other writers do at the same time.
 """
@@ -79,7 +79,7 @@ class KeyedTasks:
         self.queued_routes: dict[str, list[float]] = {}  # the routes of these tasks, and when they are due
 
     def read(self, tasks: list[Trigger]) -> list[Trigger]:
-        """Return the states of tasks, with their due times filled in."""
+        """Return the states of tasks with the due times that the table `keyed` has, and note the places of these."""
         tasks, places = with_due_times(self._session, tasks)
         self._places.update(places)
         return tasks
@@ -147,7 +147,10 @@ class KeyedTasks:
             self._charges[place] = self._charges.get(place, Charge(place))._replace(until=at)
 
     def leaving(self) -> dict[str, set[str]]:
-        """Return the keys of each kind or route that leave their lanes until a run ends."""
+        """Return, by kind or route, the keys that are to leave their lanes until one of their runs ends.
+
+        Those that leave until a known moment are not among them.
+        """
         of_kinds: dict[str, set[str]] = {}
         for place, charge in self._charges.items():
             if charge.until == QUEUED_AT:

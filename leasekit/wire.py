@@ -6,7 +6,7 @@ decoded and encoded again.
 """
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
@@ -33,16 +33,17 @@ from leasekit.task.words import MAX_TAGS, Labels
 from leasekit.tokens import KindPattern, Scope
 
 __all__ = [
-    "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING", "MAX_NODES", "MAX_NODES_TOGETHER",
-    "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT", "REQUEST_HEADER", "STORE_HEADER",
+    "FIRST_INSTANT", "LAST_INSTANT", "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING",
+    "MAX_NODES", "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT",
+    "REQUEST_HEADER", "STORE_HEADER",
     "AwaitedTask", "BeatItem", "BeatsRequest", "CancelMatchingRequest", "CancelRequest", "CancelsRequest",
     "ChainRequest", "ChangedCollection", "ChangedKind", "ChangedTask", "ChangedToken", "ChangedWorker", "ClaimAnswer",
     "ClaimRequest", "DrainRequest", "EndedRequest",
     "GateRequest", "ItemError", "KindRequest", "NewTaskItem", "OneKind", "OnePeriodic", "OneTask", "OneToken",
     "OptionalName", "Problem", "ProblemType", "PurgeRequest", "RedriveRequest", "RescheduleMatchingRequest",
     "RescheduleRequest", "ResultsRequest", "RotateRequest", "ScheduleAnswer", "ScheduleRequest", "SettlementItem",
-    "TaskFilters", "TokenRequest", "VacuumRequest", "VerdictsAnswer", "WorkerWindow", "given", "selected",
-    "traceparent",
+    "TaskFilters", "TokenRequest", "TriggerRequest", "VacuumRequest", "VerdictsAnswer", "WorkerWindow", "given",
+    "selected", "traceparent",
 ]  # fmt: skip
 
 MAX_BODY = 8 * 1024 * 1024
@@ -56,6 +57,8 @@ MAX_KINDS = 100  # in one claim
 MAX_SUCCESSORS = 1000  # of all results in one request
 MAX_WAIT = 60.0
 MAX_NESTING = 64
+FIRST_INSTANT, LAST_INSTANT = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+"""What an instant in a request lies between: each of these can be expressed in every time zone."""
 MAX_NODES = 100_000  # arrays and objects in one value
 MAX_NODES_TOGETHER = 250_000  # in all values of a request
 REQUEST_HEADER = "leasekit-request"  # new for each try of a client; the answer has the same value
@@ -202,6 +205,13 @@ class OnePeriodic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The parameter of a request for one periodic task."""
 
     name: PeriodicName
+
+
+class TriggerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A firing on request."""
+
+    at: Annotated[datetime, Meta(tz=True)] | None = None
+    """The instant in the id of its task, with which a repeat makes no second task. None: now."""
 
 
 class ChangedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from itertools import groupby
 from typing import NamedTuple
 
@@ -170,8 +170,9 @@ class Reading:
 
     async def ended_on(self, kind: str, day: date, status: Status | None) -> list[TaskInfo]:
         first = datetime(day.year, day.month, day.day, tzinfo=UTC)
-        bounds = [round(1000 * at.timestamp()) for at in (first, first + timedelta(days=1))]
-        ids = await self._link.command("ZRANGEBYSCORE", self._link.keys.one(kind, "ended"), bounds[0], f"({bounds[1]}")
+        begins_at = round(1000 * first.timestamp())
+        ends_at = begins_at + 86_400_000  # the last day of the calendar has no next one
+        ids = await self._link.command("ZRANGEBYSCORE", self._link.keys.one(kind, "ended"), begins_at, f"({ends_at}")
         infos: list[TaskInfo | None] = []
         for task_id in ids:
             try:

@@ -39,6 +39,8 @@ LACKING = {
 }
 """The options of a task that a service may lack, and why it refuses them."""
 _NOT_GIVEN: tuple[Any, ...] = (None, UNSET, [], {}, "kept")
+_FIRST, _LAST = (f"{at.replace(tzinfo=None).isoformat()}Z" for at in (wire.FIRST_INSTANT, wire.LAST_INSTANT))
+_NO_INSTANT = f"is out of reach: give an instant from {_FIRST} to {_LAST}"
 _OWN_DEPENDENCY = "names the task itself: it would never be ready"
 _NO_JSON = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _decode = msgspec.json.Decoder().decode
@@ -87,6 +89,16 @@ def check_limit(field: str, count: object) -> None:
     if not (isinstance(count, int) and 1 <= count <= wire.MAX_BATCH):
         detail = f"is {count!r}: give a whole number from 1 to {wire.MAX_BATCH}"
         raise Refused(f"{field} {detail}", errors=[{"field": field, "detail": detail}])
+
+
+def converted(values: Mapping[str, Any], type_: type[_R]) -> _R:
+    """Read the parameters of a request, which are texts. Raises `Refused`."""
+    try:
+        request = msgspec.convert(values, type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise refusal(error) from None
+    _check_instants(request)
+    return request
 
 
 def check_new_tasks(tasks: Sequence[NewTask], *, lacks: Collection[str] = ()) -> None:
@@ -174,6 +186,8 @@ class _Errors:
         for option in self._lacks:
             if getattr(task, option) not in _NOT_GIVEN:
                 self.add(item, f"{field_prefix}{option}", LACKING[option])
+        if task.at is not None and not _is_expressible(task.at):
+            self.add(item, f"{field_prefix}at", _NO_INSTANT)
         if task.id in task.after:
             self.add(item, f"{field_prefix}after", _OWN_DEPENDENCY)
 
@@ -329,10 +343,30 @@ def _decode_and_check(body: bytes, request_type: type[_R], *, lacks: Collection[
     if type(request) in _CHECKS:
         batch, check = _CHECKS[type(request)]
         check(getattr(request, batch), lacks=lacks)
-    elif "tags" in lacks and isinstance(request, TaskSelection) and request.tags is not None:
+        return request
+    _check_instants(request)
+    if "tags" in lacks and isinstance(request, TaskSelection) and request.tags is not None:
         detail = LACKING["tags"]
         raise Refused(f"tags {detail}", errors=[{"field": "tags", "detail": detail}])
     return request
+
+
+def _check_instants(request: Struct) -> None:
+    """Raise `Refused` if a field of a request has an instant that some time zone cannot express."""
+    for name in _instants(type(request)):
+        value = getattr(request, name)
+        if value is not None and value is not UNSET and not _is_expressible(value):
+            raise Refused(f"{name} {_NO_INSTANT}", errors=[{"field": name, "detail": _NO_INSTANT}])
+
+
+@functools.cache
+def _instants(type_: type[Struct]) -> Sequence[str]:
+    """Return the fields whose values are instants."""
+    return [field.name for field in msgspec.structs.fields(type_) if "datetime" in str(field.type)]
+
+
+def _is_expressible(instant: Any) -> bool:
+    return bool(wire.FIRST_INSTANT <= instant <= wire.LAST_INSTANT)
 
 
 def _decode_request(body: bytes, request_type: type[_R]) -> _R:

@@ -226,7 +226,8 @@ class DirectBackend:
         return _plain_periodic(await self._change_periodic(periodic.Pause(name, is_paused, self.worker), act))
 
     async def trigger_periodic(self, name: str, *, at: datetime) -> Scheduled:
-        change = periodic.Trigger(name, at.timestamp(), self.worker)
+        asked = checked(wire.TriggerRequest, {"at": at})
+        change = periodic.Trigger(name, None if asked.at is None else asked.at.timestamp(), self.worker)
         scheduled: Scheduled = await self._change_periodic(change, "periodic.trigger")
         return scheduled
 

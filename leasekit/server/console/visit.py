@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Struct
 
-from leasekit._lifecycle.validation import refusal
+from leasekit._lifecycle.validation import converted
 from leasekit.errors import Refused
 from leasekit.server.access import Access
 from leasekit.server.engine import Engine
@@ -48,10 +48,7 @@ class Visit:
 
     def params(self, type_: type[_S]) -> _S:
         """Return the parameters as a value of this class. Raises `Refused` if they do not fit."""
-        try:
-            return msgspec.convert(_with_tags(_with_zones(self.given, type_), type_), type_, strict=False)
-        except msgspec.ValidationError as error:
-            raise refusal(error) from None
+        return converted(_with_tags(_with_zones(self.given, type_), type_), type_)
 
 
 def parameters(text: bytes) -> dict[str, str]:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from msgspec import Meta, Struct
 
-from leasekit._lifecycle.validation import refusal
+from leasekit._lifecycle.validation import converted
 from leasekit.errors import Refused
 from leasekit.server.http.needs import Needs, check
 from leasekit.server.http.request import ApiRequest
@@ -108,10 +108,7 @@ def _parameters(request: ApiRequest, type_: type[Struct]) -> Struct:
     for field in msgspec.structs.fields(type_):
         if (name := header_of(field.type)) in request.headers:
             given[field.encode_name] = request.headers[name]
-    try:
-        return msgspec.convert(given, type_, strict=False)
-    except msgspec.ValidationError as error:
-        raise refusal(error) from None
+    return converted(given, type_)
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """The operations of operators: settings of kinds, gates, drains, periodic tasks, access tokens, and the audit log."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -32,6 +31,7 @@ from leasekit.wire import (
     OptionalName,
     RotateRequest,
     TokenRequest,
+    TriggerRequest,
 )
 
 _PERIODICS = 100  # of one page, with payloads of up to 64 KiB
@@ -73,13 +73,6 @@ class PauseRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
     is_paused: bool = True
     """False: it is resumed."""
-
-
-class TriggerRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A firing on request."""
-
-    at: Annotated[datetime, Meta(tz=True)] | None = None
-    """The instant in the id of its task, with which a repeat makes no second task. None: now."""
 
 
 class KindsAnswer(Struct, frozen=True, kw_only=True):

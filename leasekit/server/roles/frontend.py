@@ -32,9 +32,9 @@ from leasekit.task import (
     effective,
 )
 from leasekit.task.words import NAME_PREFIX
-from leasekit.wire import RescheduleRequest, traceparent
+from leasekit.wire import LAST_INSTANT, RescheduleRequest, traceparent
 
-LAST_MOMENT = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400  # can be expressed in every time zone
+LAST_MOMENT = LAST_INSTANT.timestamp()
 NAME_UNUSED = 3600.0  # seconds after which the use of a free name is noted
 
 

@@ -5,7 +5,6 @@ import sqlite3
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import closing, suppress
-from datetime import UTC, datetime
 from itertools import cycle, product
 from pathlib import Path
 from random import Random
@@ -17,6 +16,7 @@ import pytest
 import leasekit_http
 from leasekit.server.shared import connect, connect_database
 from leasekit.task import Beat, FixedDelays, NewTask, Settlement, Status, Task, TaskInfo
+from leasekit.wire import LAST_INSTANT
 from tests.postgres_server import PostgresServer
 from tests.sampling import in_soak
 from tests.server.http.conftest import run
@@ -196,7 +196,7 @@ async def test_a_policy_that_makes_no_sense_ends_its_task_and_no_other(place: Pl
 
 
 async def test_what_is_as_far_off_as_it_can_be_is_no_damage(place: Place) -> None:
-    last = NewTask(kind="k", id="last", at=datetime.max.replace(tzinfo=UTC), claim_timeout=YEAR, heartbeat_timeout=YEAR)
+    last = NewTask(kind="k", id="last", at=LAST_INSTANT, claim_timeout=YEAR, heartbeat_timeout=YEAR)
     await place.backend.schedule([last])
     assert not await place.claim("k")
     info = await place.get("last")

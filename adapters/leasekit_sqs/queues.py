@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from leasekit.errors import ProtocolError, Refused
 from leasekit_sqs.address import Address
-from leasekit_sqs.calls import Calls
+from leasekit_sqs.calls import Answer, Calls
 
 _COUNTS = {
     "new": "ApproximateNumberOfMessagesDelayed",
@@ -85,12 +85,17 @@ class Queues:
     async def _find(self, name: str, account: str | None) -> str:
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
         try:
-            url = (await self._calls("get_queue_url", QueueName=name, **owner)).get("QueueUrl")
+            return url_in(await self._calls("get_queue_url", QueueName=name, **owner), name)
         except Refused as error:
             raise Refused(f"queue {name!r}: {error}") from error
-        if not isinstance(url, str) or not url:
-            raise ProtocolError(f"SQS has answered without the URL of queue {name!r}")
-        return url
+
+
+def url_in(answer: Answer, name: str) -> str:
+    """Return the URL of the queue `name` in an answer. Raises `ProtocolError` if there is none, or another queue's."""
+    url: object = answer.get("QueueUrl")
+    if not isinstance(url, str) or url.rpartition("/")[2] != name:
+        raise ProtocolError(f"SQS has answered without the URL of queue {name!r}")
+    return url
 
 
 def _number(text: object) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from leasekit.errors import BackendError, ProtocolError, Refused
+from leasekit.errors import BackendError, Refused
 from leasekit.queues import PRIORITIES, Message, QueueName
 from leasekit.registry import needs_extra
 from leasekit.task import Ticket
@@ -32,7 +32,7 @@ with needs_extra("sqs"):
     from leasekit_sqs.batches import Item, in_batches
     from leasekit_sqs.calls import Answer, Calls, Gone, is_no_queue, mappings, refusing
     from leasekit_sqs.queue_names import QueuesAddress, address
-    from leasekit_sqs.queues import Queues
+    from leasekit_sqs.queues import Queues, url_in
 
 __all__ = ["SqsQueues", "connect"]
 
@@ -174,10 +174,7 @@ class SqsQueues:
         return self._urls[queue]
 
     def _remember(self, queue: QueueName, answer: Answer) -> str:
-        url = answer.get("QueueUrl")
-        if not isinstance(url, str) or not url:
-            raise ProtocolError(f"SQS has answered without the URL of queue {self._address.name_of(queue)!r}")
-        self._urls[queue] = url
+        url = self._urls[queue] = url_in(answer, self._address.name_of(queue))
         return url
 
     async def _existing(self, names: Sequence[QueueName], failures: dict[QueueName, BackendError]) -> list[QueueName]:

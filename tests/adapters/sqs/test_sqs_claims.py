@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from leasekit.errors import BackendError, Refused, Throttled, Unavailable
+from leasekit.errors import BackendError, ProtocolError, Refused, Throttled, Unavailable
 from leasekit.task import Beat, Task
 from leasekit_sqs import SqsBackend, receiving
 from tests.adapters.sqs.conftest import Connect
@@ -109,6 +109,18 @@ async def test_where_the_queue_is_is_asked_once(connected: Connect, aws: Fake) -
     for _ in range(3):
         await claim(backend)
     assert aws.asked("GetQueueUrl") == [{"QueueName": "q", "QueueOwnerAWSAccountId": "123456789012"}]
+
+
+async def test_the_url_of_another_queue_is_no_answer(connected: Connect, aws: Fake) -> None:
+    """A proxy may mix up the answers to two look-ups, and what is found is remembered for good."""
+    aws.put("jobs-a", "1")
+    aws.put("jobs-b", "2")
+    backend = connected("jobs-{kind}")
+    aws.meet("GetQueueUrl", lambda apply, params: {"QueueUrl": apply()["QueueUrl"].replace("jobs-a", "jobs-b")})
+    with pytest.raises(ProtocolError, match="without the URL of queue 'jobs-a'"):
+        await claim(backend, "a")
+    (task,) = await claim(backend, "a")
+    assert task.payload == 1
 
 
 async def test_a_claim_has_waited_until_its_first_message_was_asked_for(connected: Connect, aws: Fake) -> None:

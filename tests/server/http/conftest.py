@@ -147,7 +147,6 @@ def run(
 _ON_BOTH_STORES = {
     "test_events",
     "test_http_access",
-    "test_http_instants",
     "test_http_life",
     "test_http_periodic",
     "test_http_refusals",

@@ -37,6 +37,7 @@ class Drains:
         self._fleet = fleet
         self._wake = wake
         self._look_at = math.inf
+        self._early_until = math.inf
 
     async def drain(self, worker: str, *, by: str | None, note: Note | None = None) -> WorkerInfo | None:
         """Have a worker finish what it holds, take nothing new, and stop; None: no such worker is known."""
@@ -54,11 +55,11 @@ class Drains:
 
     async def tick(self, *, is_consumer: bool) -> None:
         """Remove the marks of workers that have started anew; a consumer also those of workers that have gone."""
-        marks = list(self._commit.kinds.drains.values())
-        await self._remove([mark for mark in marks if await self._fleet.has_restarted(mark.worker, mark.at)])
         now = self._clock.instant()
         if self._look_at == math.inf:  # until then, workers may not have called since this node started
-            self._look_at = now + SEEN_FOR
+            self._look_at = self._early_until = now + SEEN_FOR
+        marks = list(self._commit.kinds.drains.values())
+        await self._remove(await self._fleet.restarted(marks, is_early=now < self._early_until))
         if is_consumer and now >= self._look_at:
             self._look_at = now + _LOOK
             await self._remove(await self._gone())

@@ -192,7 +192,7 @@ class Engine:
 
     def _fleet_at(self, address: str | None) -> Fleet:
         return Fleet(
-            *(self._directory, self.neighbours, self._readers, self._clock, self.feed),
+            *(self._directory, self.neighbours, self._readers, self._clock, self.feed, self.tokens),
             node_id=self._id,
             address=address,
         )
@@ -321,14 +321,13 @@ class Engine:
         tickets: Sequence[Ticket] = (),
         labels: Mapping[str, str] = _NO_LABELS,
         since: float | None = None,
-        of: KindPatterns | None = None,
     ) -> Claimed:
         """Claim up to `limit` tasks; wait up to `wait` seconds (60 at most) for the first. Users' values are `Raw`.
 
         With tickets, only their tasks are claimed, and the claim does not wait. `labels` are those of the worker, and
-        `since` is when its process started, by the store's time. Its access token is `of` these kinds (None: of all).
+        `since` is when its process started, by the store's time.
         """
-        self.fleet.hear_claim(worker, kinds, labels, since=since, of=of)
+        self.fleet.hear_claim(worker, kinds, labels, since=since)
         return await self._long_polls.claim(
             worker=worker,
             claim_id=claim_id,

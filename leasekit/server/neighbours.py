@@ -183,6 +183,12 @@ class Neighbours:
         since = self._clock.instant() - ALIVE
         return [node for node in self.company.nodes if not node.has_left and node.seen >= since]
 
+    def has_lost_one(self, seconds: float) -> bool:
+        """Return whether another server has left or died in so many seconds, and what it has heard is lost."""
+        since, alive = self._clock.instant() - seconds, {node.id for node in self.alive}
+        nodes = self.company.nodes
+        return any(node.id not in alive and node.address is not None and node.seen >= since for node in nodes)
+
     async def nodes(self) -> list[NodeInfo]:
         """Return all nodes that were seen lately, and those that have left."""
         company = await self._run(self._store.company)

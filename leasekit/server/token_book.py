@@ -49,6 +49,11 @@ class TokenBook:
         """Whether a token was ever made: then requests need one."""
         return bool(self._rows)
 
+    def kinds_of(self, token_id: str) -> KindPatterns:
+        """Return the kinds of a token, also of one that is no longer valid; none, if it is unknown."""
+        row = self._rows.get(token_id)
+        return KindPatterns(() if row is None else row.kinds.split("/"))
+
     def learn(self, rows: Sequence[TokenRow]) -> None:
         """Replace what is remembered, and look."""
         self._rows = {row.id: row for row in rows}

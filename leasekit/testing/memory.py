@@ -312,7 +312,7 @@ class MemoryService:
     async def workers(self) -> list[WorkerInfo]:
         """List the workers that have called so far."""
         with self._view() as view:
-            marks = [row for row in view.drains() if self._directory.started_at(row.worker) <= row.at]
+            marks = [row for row in view.drains() if self._directory.start_of(row.worker).at <= row.at]
             return self._directory.workers(view.holders(), drains=marks)
 
     async def drain(self, worker: str, *, by: str | None) -> WorkerInfo | None:

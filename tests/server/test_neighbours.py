@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import random
@@ -20,13 +21,15 @@ import pytest
 
 from leasekit.errors import ConfigError
 from leasekit.server import clock, end_waits, engine, neighbours
+from leasekit.server.access import KindPatterns
 from leasekit.server.engine import Engine
 from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.metrics import Metrics
 from leasekit.server.neighbours import Awaited, Cancel, Due, Happened, Hint, Neighbours, packed
 from leasekit.server.roles import directory
 from leasekit.server.roles.directory import Directory
-from leasekit.server.store import MESSAGE, Anchor, Company, Contended, Holding, Store
+from leasekit.server.roles.tokens import Create
+from leasekit.server.store import MESSAGE, Anchor, Company, Contended, DrainRow, Holding, Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
@@ -34,6 +37,7 @@ from leasekit.server.store.postgres.tx import PostgresTx
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.unit_of_work import TaskEvent
 from leasekit.task import Beat, NewTask, Settlement, Status, Task, TaskInfo, WorkerInfo
+from leasekit.wire import TokenRequest
 from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
@@ -196,6 +200,36 @@ async def test_a_node_that_has_left_tells_of_no_workers(nodes: list[Engine], url
     assert await nodes[0].fleet.workers() == []
 
 
+async def test_a_name_is_that_of_all_tokens_that_have_used_it_at_any_node(nodes: list[Engine], url: str) -> None:
+    for token, kind in (("1" * 32, "own"), ("2" * 32, "foreign")):
+        order = TokenRequest(id=token, name=token, digest=token * 2, scopes=["work"], kinds=[kind])
+        await nodes[0].operations.change_token(Create(order))
+    await until(lambda: nodes[1].tokens.kinds_of("2" * 32).patterns)
+    CALLER.set("2" * 32)
+    await nodes[0].heartbeat("theirs", [Beat(id="gone", token="t")])
+    CALLER.set("1" * 32)
+    await nodes[1].claim(worker="mine", kinds=["own"], limit=1, wait=0, claim_id="c", since=2.0)
+
+    async def are_known() -> bool:
+        return [worker.name for worker in await nodes[1].fleet.workers()] == ["mine", "theirs"]
+
+    await becomes(are_known)
+    await nodes[1].claim(worker="theirs", kinds=["own"], limit=1, wait=0, claim_id="c", since=2.0)
+    own = await nodes[1].fleet.workers(KindPatterns(["own"]))
+    assert [(worker.name, worker.kinds) for worker in own] == [("mine", ["own"])]
+    mine, theirs = DrainRow("mine", 1.0, None), DrainRow("theirs", 1.0, None)
+    restarted = functools.partial(nodes[1].fleet.restarted, [mine, theirs])
+    assert await restarted(is_early=False) == [mine]
+    assert await restarted(is_early=True) == []
+    async with Engine(PostgresStore(url), address="http://127.0.0.1:1"):
+        pass
+
+    async def has_seen_it() -> bool:
+        return await restarted(is_early=False) == []
+
+    await becomes(has_seen_it)  # what the server that has left had heard is lost
+
+
 def test_what_a_node_writes_of_its_workers_is_bounded_and_has_those_that_were_heard_last() -> None:
     here = Directory()
     for number in range(20_000):
@@ -204,6 +238,7 @@ def test_what_a_node_writes_of_its_workers_is_bounded_and_has_those_that_were_he
     written = here.written(0.0)
     assert written is not None
     assert directory._BYTES - 100 < len(written) <= directory._BYTES
+    assert "" in Directory().tokens([written])  # that it does not tell of all
     names = [worker.name for worker in Directory().workers({}, [written])]
     assert sorted(f"worker-{19_999 - n}" for n in range(len(names))) == names
     assert here.written(len(written) / directory._RATE - 0.1) is None

@@ -206,10 +206,46 @@ server.roles.tokens:_check_order
 tests/server/http/test_http_access.py::test_a_name_that_means_something_else_is_refused[sqlite- admin]
 
 drains-ended-by-anybody: A drain ends when any token claims under the name of its worker.
-server.fleet:Fleet.has_restarted
-- all(map(of.match, known.kinds or ()))
+server.fleet:Fleet._owned
+- tokens.get(worker, _ANYBODY) <= within
 + True
-tests/server/roles/test_drains.py::test_a_token_that_is_not_for_the_kinds_of_a_worker_ends_no_drain
+tests/server/roles/test_drains.py::test_a_token_for_other_kinds_than_those_of_a_worker_ends_no_drain[sqlite-claim]
+
+leases-unseen: A worker that holds foreign leases since before a restart is that of whoever uses its name.
+server.fleet:Fleet._owned
+- all(map(kinds.match, running.get(worker, Holding()).kinds))
++ True
+tests/server/roles/test_drains.py::test_a_token_for_other_kinds_than_those_of_a_worker_ends_no_drain[sqlite-lease]
+
+drains-ended-early: A server that has just started takes the names that it has heard for all.
+server.drains:Drains.tick
+- now < self._early_until
++ False
+tests/server/roles/test_drains.py::test_soon_after_a_start_no_token_for_some_kinds_ends_a_drain[sqlite]
+
+drains-ended-by-forgotten: What used a name with a token that is forgotten was of no kind.
+server.fleet:Fleet._owned
+- patterns[token] and all(map(kinds.cover, patterns[token]))
++ all(map(kinds.cover, patterns[token]))
+tests/server/roles/test_drains.py::test_a_token_that_is_no_longer_known_ends_no_drain_and_owns_no_worker[sqlite]
+
+tokens-left-out: Of many tokens that have used a name, some count for nothing.
+server.roles.directory:Directory.hear
+- tokens.add(caller if len(tokens) < _TOKENS else "")
++ tokens.add(caller)
+tests/server/roles/test_drains.py::test_a_token_for_other_kinds_than_those_of_a_worker_ends_no_drain[sqlite-many tokens]
+
+workers-left-out: A node does not say that it leaves workers out.
+server.roles.directory:Directory.written
+- rows.append(_OTHERS)
++ pass
+tests/server/test_neighbours.py::test_what_a_node_writes_of_its_workers_is_bounded_and_has_those_that_were_heard_last
+
+names-of-lost-nodes: What a server had heard that has left is taken for nothing.
+server.neighbours:Neighbours.has_lost_one
+- node.id not in alive and node.address is not None and node.seen >= since
++ False
+tests/server/test_neighbours.py::test_a_name_is_that_of_all_tokens_that_have_used_it_at_any_node
 
 streams-for-ever: A stream of events goes on when its token is revoked.
 server.http.routes:events

@@ -318,7 +318,6 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
         tickets=body.tickets,
         labels=body.labels,
         since=None if body.age is None else parts.engine.clock.peek() - body.age,
-        of=request.kinds,
     )
     claimed = await (request.wait(parts.polls, claiming) if wait else claiming) or Claimed(tasks=[])
     if body.tickets and not request.access.has_all_kinds:  # those of foreign tasks are refused like those of none
@@ -358,7 +357,7 @@ async def stats(request: ApiRequest, params: NamePage) -> StatsAnswer:
 @get("/v1/workers", needs("read", kinds=Where.LISTED), READS)
 async def workers(request: ApiRequest, params: NamePage) -> WorkersAnswer:
     """List the workers that hold leases or called lately; the `cursor` of the answer begins the next page."""
-    found = {worker.name: worker for worker in await request.parts.engine.fleet.workers() if _is_own(request, worker)}
+    found = {worker.name: worker for worker in await request.parts.engine.fleet.workers(request.kinds)}
     names, cursor = page_of(found, params)
     return WorkersAnswer(workers=[found[name] for name in names], cursor=cursor)
 
@@ -367,13 +366,6 @@ async def workers(request: ApiRequest, params: NamePage) -> WorkersAnswer:
 async def nodes(request: ApiRequest) -> NodesAnswer:
     """List the servers, and other processes that have the store open; those that have left, for ten minutes more."""
     return NodesAnswer(nodes=await request.parts.engine.fleet.nodes())
-
-
-def _is_own(request: ApiRequest, worker: WorkerInfo) -> bool:
-    """Return whether all kinds of a worker are the caller's: how many tasks it runs concerns all of them."""
-    if request.access.has_all_kinds:
-        return True
-    return bool(worker.kinds) and all(map(request.access.kinds.match, worker.kinds or ()))
 
 
 @get("/v1/events", needs("read", kinds=Where.LISTED), READS, media_type="text/event-stream")

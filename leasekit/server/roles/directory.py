@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from leasekit.server.access import KindPatterns
 from leasekit.server.roles.frontend import moment
 from leasekit.server.store import DrainRow, Holding, Node, NodeRow
 from leasekit.task import NodeInfo, WorkerInfo
 from leasekit.wire import WorkerWindow
 
 _KINDS = 1000  # of one worker, at most: a named lease is a kind of its own
+_TOKENS = 8  # that are noted of one worker: its own, and some that came before
 _BYTES = 262_144  # of what a node writes of its workers; the workers that it has not heard for longest are left out
 _RATE = 20_000  # bytes a second that it writes, on average
 
@@ -29,19 +29,23 @@ class Heard(Struct, frozen=True, array_like=True):
     kinds: list[str] | None
     labels: dict[str, str] | None = None
     window: WorkerWindow | None = None
+    tokens: list[str] = []
+    """The access tokens that have used the name."""
 
 
-class _Start(NamedTuple):
+class Start(NamedTuple):
     """The start of a worker, as a claim has told it."""
 
-    at: float
-    of: KindPatterns | None
-    """The kinds of the access token of the claim; None: all."""
+    at: float = -math.inf
+    caller: str = ""
+    """The access token of the claim, as in `Directory.tokens`."""
 
 
+_LONG_AGO = Start()
 _NO_LABELS: Mapping[str, str] = {}
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Heard]).decode
+_OTHERS = _encode(("", 0, None))  # in place of workers that are left out
 
 
 class Directory:
@@ -52,16 +56,20 @@ class Directory:
         self._kinds: dict[str, dict[str, None]] = {}  # worker → its kinds, the one that was claimed last at the end
         self._labels: dict[str, Mapping[str, str]] = {}  # worker → the labels of its last claim, if it has any
         self._windows: dict[str, WorkerWindow] = {}
-        self._starts: dict[str, _Start] = {}  # of workers whose last claim has said it
+        self._starts: dict[str, Start] = {}  # of workers whose last claim has said it
+        self._tokens: dict[str, set[str]] = {}  # worker → the access tokens that have used the name
         self._write_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def hear(self, worker: str, now: float) -> bool:
-        """Note that a worker has called; return whether it is new here."""
+    def hear(self, worker: str, now: float, *, caller: str = "") -> bool:
+        """Note that a worker has called, with this access token ("": with none); return whether it is new here."""
         is_new = worker not in self._seen
         self._seen[worker] = now
+        tokens = self._tokens.setdefault(worker, set())
+        if caller not in tokens:
+            tokens.add(caller if len(tokens) < _TOKENS else "")
         return is_new
 
     def claims(
@@ -71,10 +79,10 @@ class Directory:
         labels: Mapping[str, str] = _NO_LABELS,
         *,
         since: float | None = None,
-        of: KindPatterns | None = None,
+        caller: str = "",
     ) -> None:
         if since is not None:
-            self._starts[worker] = _Start(since, of)
+            self._starts[worker] = Start(since, caller)
         if labels:
             self._labels[worker] = labels
         else:
@@ -86,13 +94,21 @@ class Directory:
         while len(known) > _KINDS:
             del known[next(iter(known))]
 
-    def started_at(self, worker: str) -> float:
-        """Return when the worker of the last claim of this name started; -infinity: it has not said."""
-        return start.at if (start := self._starts.get(worker)) is not None else -math.inf
+    def start_of(self, worker: str) -> Start:
+        """Return when the worker of the last claim of this name started; long ago: it has not said."""
+        return self._starts.get(worker, _LONG_AGO)
 
-    def kinds_of_token(self, worker: str) -> KindPatterns | None:
-        """Return the kinds of the access token that said so (None: all)."""
-        return start.of if (start := self._starts.get(worker)) is not None else None
+    def tokens(self, elsewhere: Iterable[bytes]) -> dict[str, set[str]]:
+        """Return by which access tokens the name of each worker was used, here and elsewhere.
+
+        "" stands for a request that needed none, and for more tokens than are noted. The worker "" stands for those
+        that another node has left out.
+        """
+        found = {worker: set(tokens) for worker, tokens in self._tokens.items()}
+        for written in elsewhere:
+            for worker in _decode(written):
+                found.setdefault(worker.name, set()).update(worker.tokens or [""])
+        return found
 
     def note_window(self, worker: str, window: WorkerWindow) -> None:
         self._windows[worker] = window
@@ -106,6 +122,7 @@ class Directory:
             self._labels.pop(worker, None)
             self._windows.pop(worker, None)
             self._starts.pop(worker, None)
+            self._tokens.pop(worker, None)
         return silent
 
     def written(self, now: float) -> bytes | None:
@@ -115,10 +132,13 @@ class Directory:
         rows: list[bytes] = []
         size = 2
         for name, at in sorted(self._seen.items(), key=lambda item: item[1], reverse=True):
-            heard = (name, round(at, 1), self._kinds_of(name), self._labels.get(name), self._windows.get(name))
-            row = _encode(heard if heard[-1] is not None else heard[:-1] if heard[-2] is not None else heard[:-2])
+            more = [self._labels.get(name), self._windows.get(name), sorted(self._tokens[name])]
+            while more and more[-1] in (None, [""]):  # the defaults
+                more.pop()
+            row = _encode((name, round(at, 1), self._kinds_of(name), *more))
             size += len(row) + 1
-            if size > _BYTES:
+            if size > _BYTES - len(_OTHERS) - 1:
+                rows.append(_OTHERS)
                 break
             rows.append(row)
         written = b"[" + b",".join(rows) + b"]"
@@ -135,6 +155,8 @@ class Directory:
         windows = dict(self._windows)
         for written in elsewhere:
             for worker in _decode(written):
+                if not worker.name:
+                    continue
                 if worker.labels is not None and worker.at >= seen.get(worker.name, worker.at):
                     labels[worker.name] = worker.labels
                 if worker.window is not None and worker.at >= seen.get(worker.name, worker.at):

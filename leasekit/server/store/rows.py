@@ -1,6 +1,6 @@
 """Rows of a store, batches of which go in and come out of its transactions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -236,6 +236,22 @@ class Holding(NamedTuple):
 
     running: int = 0
     ttl: float | None = None  # the shortest
+    kinds: frozenset[str] = frozenset()
+
+    @classmethod
+    def by_owner(cls, leases: Iterable[tuple[str, str, int, float | None]]) -> "dict[str, Holding]":
+        """Sum up leases: owner, kind, number and shortest ttl."""
+        of_owners: dict[str, list[tuple[str, int, float | None]]] = {}
+        for owner, kind, number, ttl in leases:
+            of_owners.setdefault(owner, []).append((kind, number, ttl))
+        return {
+            owner: cls(
+                sum(number for _, number, _ in of_owner),
+                min((ttl for _, _, ttl in of_owner if ttl is not None), default=None),
+                frozenset(kind for kind, _, _ in of_owner),
+            )
+            for owner, of_owner in of_owners.items()
+        }
 
 
 class Lane(NamedTuple):

@@ -396,6 +396,24 @@ def test_nobody_claims_under_the_name_of_a_consumer(service: Service) -> None:
     assert "those of the server's consumers" in answer.json["detail"]
 
 
+def test_a_worker_is_listed_to_tokens_for_all_kinds_of_those_that_use_its_name(service: Service) -> None:
+    own, foreign = service.new(["work", "read"]), service.new(["work"], ("foreign.*",))
+    mine, theirs, anybodys = (f"{who}-{uuid.uuid4().hex}" for who in ("mine", "theirs", "anybodys"))
+    beat = {"worker": theirs, "beats": [{"id": "gone", "token": "t"}]}
+    assert service.call(foreign, "POST", "/v1/heartbeats", beat).status == 200
+    for secret, worker in ((service.admin, anybodys), (own, anybodys), (own, theirs), (own, mine)):
+        claim = {"worker": worker, "kinds": [OWN], "claim_id": uuid.uuid4().hex, "limit": 0}
+        assert service.call(secret, "POST", "/v1/claims", claim).status == 200
+
+    def listed(secret: str) -> set[str]:
+        workers = service.call(secret, "GET", "/v1/workers?limit=1000").json["workers"]
+        return {worker["name"] for worker in workers} & {mine, theirs, anybodys}
+
+    assert listed(own) == {mine}
+    assert listed(service.new(["read"], ("own.*", "foreign.*"))) == {mine, theirs}
+    assert listed(service.admin) == {mine, theirs, anybodys}
+
+
 def test_a_refusal_names_the_tasks_whose_kinds_are_foreign(service: Service) -> None:
     body = {"tasks": [{"kind": OWN}, {"kind": FOREIGN}, {"kind": OWN}, {"kind": FOREIGN}]}
     answer = service.call(service.new(["submit"]), "POST", "/v1/tasks", body)

@@ -1,16 +1,20 @@
 """Drains: what a worker that drains is granted, who hears of it, and when a drain is over."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
 
 from leasekit.errors import Refused
 from leasekit.server.access import KindPatterns
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.fleet import SEEN_FOR
 from leasekit.server.roles import drains
 from leasekit.server.roles.audit import Note
-from leasekit.task import NewTask, Ticket, WorkerInfo
+from leasekit.server.roles.tokens import Create
+from leasekit.task import Beat, NewTask, Ticket, WorkerInfo
+from leasekit.wire import TokenRequest
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -139,18 +143,108 @@ async def test_a_process_that_starts_later_under_the_same_name_is_not_drained_an
     assert await draining(bench) == []
 
 
-async def test_a_token_that_is_not_for_the_kinds_of_a_worker_ends_no_drain(bench: Bench) -> None:
-    await bench.claim()
+async def token(bench: Bench, *kinds: str) -> str:
+    """Make an access token for these kinds, and return its id."""
+    name = uuid.uuid4().hex
+    await bench.engine.operations.change_token(
+        Create(TokenRequest(id=name, name=name, digest=name * 2, scopes=["work"], kinds=list(kinds)))
+    )
+    return name
+
+
+async def call(bench: Bench, caller: str, *kinds: str, is_new: bool = False) -> None:
+    """Claim as the worker w with this token; `is_new`: in a process that has just started."""
+    CALLER.set(caller)
+    await bench.claim(kinds=kinds, limit=1, since=bench.engine.clock.peek() if is_new else None)
+    CALLER.set("")
+
+
+async def known(bench: Bench) -> None:
+    """Let the engine run for so long that each worker has called."""
+    await bench.engine.tick()
+    bench.clock.advance(SEEN_FOR)
+
+
+async def test_a_worker_that_starts_anew_ends_its_drain_with_a_token_for_the_kinds_of_all_that_used_its_name(
+    bench: Bench,
+) -> None:
+    some, more = await token(bench, "own.a", "own.b*"), await token(bench, "own.*")
+    await known(bench)
+    await bench.put("a", kind="own.a")
+    await call(bench, some, "own.a")
     await drain(bench)
     bench.clock.advance(10)
-    since = bench.engine.clock.peek()
-    await bench.claim(kinds=("foreign",), since=since, of=KindPatterns(["foreign"]))
+    await call(bench, some, "own.a")
+    await bench.engine.tick()
+    assert await draining(bench) == ["w"]
+    await call(bench, more, "own.c", is_new=True)
+    await bench.engine.tick()
+    assert await draining(bench) == []
+
+
+@pytest.mark.parametrize("knows", ["claim", "lease", "heartbeat", "a token for all kinds", "many tokens"])
+async def test_a_token_for_other_kinds_than_those_of_a_worker_ends_no_drain(bench: Bench, knows: str) -> None:
+    others, own = await token(bench, "k", "other"), await token(bench, "foreign", "o*")
+    match knows:
+        case "claim":
+            await known(bench)
+            await call(bench, others, "k")
+        case "lease":  # of before the engine has started
+            await bench.put("held", claim_timeout=5 * SEEN_FOR)
+            await call(bench, others, "k")
+            await bench.restart()
+            await known(bench)
+        case "heartbeat":
+            await known(bench)
+            CALLER.set(others)
+            await bench.engine.heartbeat("w", [Beat(id="gone", token="t")])
+        case "many tokens":
+            await known(bench)
+            for _ in range(9):
+                await call(bench, await token(bench, "foreign"), "foreign")
+        case _:
+            await known(bench)
+            await call(bench, "", "foreign")
+    await drain(bench)
+    bench.clock.advance(10)
+    await bench.engine.tick()
+    for _ in range(2):
+        await call(bench, own, *(f"o{n}" for n in range(600)), is_new=True)  # more kinds than are kept of a worker
+    await call(bench, own, "foreign", is_new=True)
+    await bench.engine.tick()
+    assert await draining(bench) == ["w"]
+    assert await bench.engine.fleet.workers(KindPatterns(["foreign", "o*"])) == []  # nor does it see anything of it
+    await call(bench, await token(bench, "*"), "k", is_new=True)
+    await bench.engine.tick()
+    assert await draining(bench) == []
+
+
+async def test_soon_after_a_start_no_token_for_some_kinds_ends_a_drain(bench: Bench) -> None:
+    others, own = await token(bench, "k"), await token(bench, "foreign")
+    await call(bench, others, "k")
+    await drain(bench)
+    await bench.restart()
+    await bench.engine.tick()
+    await bench.later(SEEN_FOR - 1)
+    await call(bench, own, "foreign", is_new=True)
+    await bench.engine.tick()
+    assert await draining(bench) == ["w"]
+    await call(bench, others, "k")  # as it does once a minute
     await bench.later(1)
     assert await draining(bench) == ["w"]
-    assert (await bench.claim()).draining
-    await bench.claim(since=since, of=KindPatterns(["k", "foreign"]))
-    await bench.later(1)
-    assert await draining(bench) == []
+
+
+async def test_a_token_that_is_no_longer_known_ends_no_drain_and_owns_no_worker(bench: Bench) -> None:
+    await known(bench)
+    own = await token(bench, "foreign")
+    await call(bench, "forgotten", "foreign")
+    await drain(bench)
+    bench.clock.advance(10)
+    for caller in ("forgotten", own):
+        await call(bench, caller, "foreign", is_new=True)
+        await bench.engine.tick()
+        assert await draining(bench) == ["w"]
+    assert await bench.engine.fleet.workers(KindPatterns(["foreign"])) == []
 
 
 async def test_a_second_drain_is_about_the_process_that_started_since_the_first(bench: Bench) -> None:

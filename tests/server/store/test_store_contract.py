@@ -18,6 +18,7 @@ from leasekit.server.store import (
     Entity,
     Filter,
     GateRow,
+    Holding,
     KindDeclaration,
     KindRow,
     Lane,
@@ -606,7 +607,7 @@ def test_counts_and_holders(store: Store) -> None:
     )
     with store.view() as view:
         assert view.counts() == {"k": {"new": 2, "processing": 1, "dead": 1}, "b": {"claimed": 1}}
-        assert view.holders() == {"w": (2, 20.0)}
+        assert view.holders() == {"w": Holding(2, 20.0, frozenset("bk"))}
 
 
 def test_a_view_sees_what_was_committed(store: Store) -> None:

@@ -104,11 +104,9 @@ class MemoryView(View):
         return _counted(self._tables.triggers.values())
 
     def holders(self) -> dict[str, Holding]:
-        ttls: dict[str, list[float]] = {}
-        for row in self._leased():
-            if row.owner is not None:
-                ttls.setdefault(row.owner, []).append(row.heartbeat_timeout)
-        return {owner: Holding(len(of_owner), min(of_owner)) for owner, of_owner in ttls.items()}
+        return Holding.by_owner(
+            (row.owner, row.kind, 1, row.heartbeat_timeout) for row in self._leased() if row.owner is not None
+        )
 
     def lanes(self, kinds: Collection[str]) -> list[Lane]:
         lanes = self._tables.lanes

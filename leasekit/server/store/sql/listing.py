@@ -27,9 +27,9 @@ ENDED_OF, ENDED_OF_OTHERS = (
 )
 COUNTS = Statement(select(trigger.c.kind, trigger.c.status, func.count()).group_by(trigger.c.kind, trigger.c.status))
 HOLDERS = Statement(
-    select(trigger.c.owner, func.count(), func.min(trigger.c.heartbeat_timeout))
+    select(trigger.c.owner, trigger.c.kind, func.count(), func.min(trigger.c.heartbeat_timeout))
     .where(is_leased())
-    .group_by(trigger.c.owner)
+    .group_by(trigger.c.owner, trigger.c.kind)
 )
 # Without a bound of `seq`, nor an order: a database would read all tasks in that order, and not the index of leases.
 HELD_BY = Statement(select(trigger.c.seq).where(is_leased(), trigger.c.owner == bindparam("of_worker", type_=sa.Text)))
@@ -74,10 +74,10 @@ class ListingView(Reads):
         return damage.statuses(self._session.rows(COUNTS))
 
     def holders(self) -> dict[str, Holding]:
-        return {
-            str(row[0]): Holding(row[1], row[2] if damage.is_number(row[2]) else None)
-            for row in self._session.rows(HOLDERS)
-        }
+        return Holding.by_owner(
+            (str(owner), str(kind), number, ttl if damage.is_number(ttl) else None)
+            for owner, kind, number, ttl in self._session.rows(HOLDERS)
+        )
 
     def held_by(self, worker: str) -> list[int]:
         return sorted(row[0] for row in self._session.rows(HELD_BY, of_worker=worker))

@@ -66,7 +66,7 @@ class TokenBook:
 
         Raises `Unavailable` if the tokens could not be read lately.
         """
-        self._check_age()
+        self.check_age()
         secret_of = self._secrets.get(digest)
         if secret_of is None or not self._is_good(secret_of):
             return None
@@ -74,11 +74,11 @@ class TokenBook:
         return secret_of.access
 
     def is_valid(self, access: Access) -> bool:
-        """Return whether the secret with which a caller came is valid; one that needs none always is."""
-        if access.digest is None:
-            return True
-        secret = self._secrets.get(access.digest)
-        return secret is not None and self._is_good(secret)
+        """Return whether the secret with which a caller came is known to be valid; one that needs none always is.
+
+        If the tokens could not be read lately, no secret is.
+        """
+        return access.digest is None or (self._age <= _TRUSTED and not self._is_over(access))
 
     def watch(self, access: Access, ended: Callable[[], None]) -> Callable[[], None]:
         """Call `ended` when the secret of a caller is found to be no longer valid; return a function that ends that."""
@@ -92,7 +92,7 @@ class TokenBook:
     def look(self) -> None:
         """Call those who watch secrets that are no longer valid."""
         for ended, access in list(self._watchers.items()):
-            if not self.is_valid(access):
+            if self._is_over(access):
                 ended()
 
     def to_note(self) -> Mapping[str, float]:
@@ -108,8 +108,21 @@ class TokenBook:
         now = self._now()
         return is_valid(secret.row, now) and (secret.until is None or now < secret.until)
 
-    def _check_age(self) -> None:
-        if self._is_shared and (age := self._instant() - self.read_at) > _TRUSTED:
+    def _is_over(self, access: Access) -> bool:
+        """Return whether a secret is known to be no longer valid."""
+        if access.digest is None:
+            return False
+        secret = self._secrets.get(access.digest)
+        return secret is None or not self._is_good(secret)
+
+    @property
+    def _age(self) -> float:
+        """The age of what is remembered; 0: no other node changes it."""
+        return self._instant() - self.read_at if self._is_shared else 0.0
+
+    def check_age(self) -> None:
+        """Raise `Unavailable` if the tokens could not be read lately."""
+        if (age := self._age) > _TRUSTED:
             since = "never" if math.isinf(age) else f"last {age:.0f} s ago"
             raise Unavailable(f"the access tokens could not be read ({since}): try again later")
 

@@ -261,12 +261,12 @@ tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_a
 
 waits-for-ever: A claim that waits goes on when its token is revoked.
 server.token_book:TokenBook.look
-- not self.is_valid(access)
+- self._is_over(access)
 + False
 tests/server/http/test_http_access.py::test_what_waits_ends_when_its_secret_does[sqlite-claims-revoke]
 
 rotated-streams-go-on: What began with the secret before the latest goes on after a rotation without an overlap.
-server.token_book:TokenBook.is_valid
+server.token_book:TokenBook._is_over
 - access.digest is None
 + access.digest is None or access.token_id in self._rows
 tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds[sqlite-rotate]
@@ -415,11 +415,17 @@ server.roles.tokens:forget
 tests/server/roles/test_tokens.py::test_tokens_that_ended_are_kept_for_a_month_and_the_latest_one_for_ever[memory]
 
 old-tokens-trusted: A node that cannot read the tokens goes on with those that it remembers.
-server.token_book:TokenBook._check_age
-- if self._is_shared and ...:
+server.token_book:TokenBook.check_age
+- if ...:
 -     ...
 + pass
 tests/server/store/test_postgres_tokens.py::test_a_node_that_cannot_read_the_tokens_trusts_none
+
+old-streams: A stream of events goes on at a node that cannot read the tokens.
+server.http.routes:_while_valid
+- not tokens.is_valid(access)
++ False
+tests/server/store/test_postgres_tokens.py::test_a_stream_of_events_ends_at_a_node_that_cannot_read_the_tokens
 """,
 )
 

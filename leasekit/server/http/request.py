@@ -178,8 +178,12 @@ class ApiRequest(Request):
         return result
 
     def check_token(self) -> None:
-        """Raise `Unauthenticated` if the access token has become invalid while the request waited."""
+        """Raise `Unauthenticated` if the access token has become invalid while the request waited.
+
+        Raises `Unavailable` if that is not known.
+        """
         if not self.parts.auth.is_valid(self.access):
+            self.parts.engine.tokens.check_age()
             raise Unauthenticated("the access token was revoked, or has expired, while the request waited")
 
     async def decode(self, type_: type[Struct]) -> Any:

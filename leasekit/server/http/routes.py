@@ -400,15 +400,15 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
 
 
 async def _while_valid(stream: AsyncGenerator[bytes], tokens: TokenBook, access: Access) -> AsyncGenerator[bytes]:
-    """Pass a stream on until the secret with which it began is no longer valid."""
+    """Pass a stream on until the secret with which it began is no longer known to be valid."""
     over = asyncio.Event()
     leave, ended = tokens.watch(access, over.set), asyncio.ensure_future(over.wait())
     part: asyncio.Future[bytes | None] | None = None
     try:
-        while tokens.is_valid(access):
+        while True:
             part = asyncio.ensure_future(anext(stream, None))
             await asyncio.wait((part, ended), return_when=asyncio.FIRST_COMPLETED)
-            if over.is_set() or (data := part.result()) is None:
+            if over.is_set() or not tokens.is_valid(access) or (data := part.result()) is None:
                 return
             yield data
     finally:

@@ -2,14 +2,18 @@
 
 import asyncio
 import uuid
+from collections.abc import AsyncGenerator
 
 import pytest
 
 from leasekit.errors import Unavailable
 from leasekit.server import engine, token_book
 from leasekit.server.engine import Engine
+from leasekit.server.http.routes import _while_valid
 from leasekit.server.roles.tokens import Create, Revoke
+from leasekit.server.store import TokenRow
 from leasekit.server.store.postgres.store import PostgresStore
+from leasekit.server.token_book import TokenBook
 from leasekit.tokens import digest_of, new_secret
 from leasekit.wire import TokenRequest
 from tests.postgres_server import PostgresServer
@@ -59,7 +63,28 @@ async def test_a_node_that_cannot_read_the_tokens_trusts_none(postgres: Postgres
     PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as node:
         await node.operations.change_token(order(secret := new_secret()))
-        assert node.tokens.of_digest(digest_of(secret)) is not None
+        access = node.tokens.of_digest(digest_of(secret))
+        assert access is not None
+        assert node.tokens.is_valid(access)
         node.tokens.read_at -= 60
         with pytest.raises(Unavailable, match="could not be read"):
             node.tokens.of_digest(digest_of(secret))
+        assert not node.tokens.is_valid(access)
+
+
+@pytest.mark.anyio
+async def test_a_stream_of_events_ends_at_a_node_that_cannot_read_the_tokens() -> None:
+    now = [0.0]
+    book = TokenBook(lambda: now[0], lambda: now[0], is_shared=True)
+    secret = new_secret()
+    digest = digest_of(secret)
+    book.learn([TokenRow("t", "t", digest, None, None, "read", "*", 0.0, "local", None, None, None, None)])
+    access = book.of_digest(digest)
+    assert access is not None
+
+    async def events() -> AsyncGenerator[bytes]:
+        for event in (b"first", b"second"):
+            yield event
+            now[0] += 60
+
+    assert [event async for event in _while_valid(events(), book, access)] == [b"first"]

@@ -12,8 +12,6 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast
 
-import anyio
-
 from leasekit._arguments import check_arguments, check_fields, check_ids, checked_labels, checked_status, new_task
 from leasekit._batches import alone, parts, placed, with_ids
 from leasekit._binding import bind
@@ -421,21 +419,12 @@ class Client(FlowCalls):
         A closed client stays closed: its methods raise `Closed`. Closing it again has no effect.
         """
         if (connection := self._session.close()) is not None:
-            try:
-                with suppress(Closed):  # its descriptors were closed by other code: nothing is left to close
-                    connection.run(connection.aclose())
-            finally:
-                connection.release_driver()
+            connection.close_here()
 
     async def aclose(self) -> None:
         """Do what `close` does, from an event loop. It takes 10 s at most, and cancelling does not stop it."""
         if (connection := self._session.close()) is not None:
-            with anyio.CancelScope(shield=True):
-                try:
-                    with suppress(Closed):
-                        await connection.arun(connection.aclose())
-                finally:
-                    await anyio.to_thread.run_sync(connection.release_driver)  # waits for the thread's end
+            await connection.aclose_whole()
 
     def __enter__(self) -> Self:
         return self

@@ -31,7 +31,7 @@ from leasekit.testing.clock import FakeClock
 from leasekit.testing.faults import Call, Fault, Faulty, Gate
 from leasekit.testing.memory import MemoryBackend, MemoryService
 from tests.sampling import slow_after
-from tests.waiting import eventually, interrupting
+from tests.waiting import eventually, interrupting, until
 
 
 def reaches(count: int, number: Callable[[], int]) -> None:
@@ -627,6 +627,28 @@ async def test_a_cancelled_close_gives_back_all_the_same(service: MemoryService)
             task = (await client.aschedule("k")).id
             await anext(client.tasks("k"))
             scope.cancel()
+    assert service.get(task).status is Status.ENQUEUED  # type: ignore[union-attr]
+    assert not drivers()
+
+
+def test_asyncios_own_cancels_do_not_stop_a_close(client: Client, faulty: Faulty, service: MemoryService) -> None:
+    answered = Gate()
+    faulty.always("settle", faults.delay(answered))
+
+    async def cancel_twice() -> str:
+        task = (await client.aschedule("k")).id
+        await anext(client.tasks("k"))
+        closing = asyncio.create_task(client.aclose())
+        await until(lambda: faulty.calls["settle"])
+        for _ in range(2):
+            closing.cancel()
+            await asyncio.sleep(0)
+        answered.open()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        return task
+
+    task = asyncio.run(cancel_twice())
     assert service.get(task).status is Status.ENQUEUED  # type: ignore[union-attr]
     assert not drivers()
 

@@ -2,7 +2,8 @@
 
 python -m harness.chaos.interrupted URL BLOCKS
 
-Another thread holds the lease of a task of kind `kept` meanwhile, and until there is a file `finish`.
+Another thread holds the lease of a task of kind `kept` meanwhile, and until there is a file `finish`. In some blocks
+another client, of a file, is closed: at the end that file must be free.
 """
 
 import random
@@ -15,7 +16,10 @@ from types import FrameType
 
 import leasekit
 
-_LATEST = {"claim": 0.03, "enter": 5e-4, "leave": 5e-4}  # seconds after a step of a block begins
+_LATEST = {"claim": 0.03, "enter": 5e-4, "leave": 5e-4, "close": 0.02}  # seconds after a step of a block begins
+_OFTEN = (*_LATEST, "claim", "enter", "leave")
+_AGAIN = 0.002  # seconds between two interrupts of a close
+_FILE = "sqlite:///closed.db"
 
 
 class Interrupted(BaseException):
@@ -31,11 +35,15 @@ def main() -> None:
         keeping.start()
         for _ in range(int(blocks)):
             try:
-                block(client, rng, rng.choice(list(_LATEST)))
+                block(client, rng, rng.choice(_OFTEN))
             except Interrupted:
                 times += 1
             except leasekit.LeasekitError as error:  # a generator that was interrupted in the middle, say
                 print(repr(error))
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        with leasekit.connect(_FILE, retry_for=5) as other:
+            other.stats()
         print(f"interrupted {times} times", flush=True)
         keeping.join()
 
@@ -43,8 +51,14 @@ def main() -> None:
 def block(client: leasekit.Client, rng: random.Random, interrupted: str) -> None:
     def begin(step: str) -> None:
         if step == interrupted:
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, _LATEST[step]))
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, _LATEST[step]), _AGAIN if step == "close" else 0)
 
+    if interrupted == "close":
+        other = leasekit.connect(_FILE, retry_for=5)
+        other.stats()
+        begin("close")
+        other.close()
+        return
     begin("claim")
     task = next(client.tasks("steady"))
     begin("enter")

@@ -41,6 +41,23 @@ async def outcome(answer: Answer[T], *, keep: bool = False) -> T:
     return answer.result()
 
 
+async def whole(answer: Answer[T]) -> T:
+    """Wait for an answer to its end, whatever cancels this call; after that, raise the cancel."""
+    done = anyio.Event()
+    call_soon = call_soon_here()
+    answer.add_done_callback(lambda _: ring(call_soon, done.set))
+    cancel: BaseException | None = None
+    with anyio.CancelScope(shield=True):
+        while not done.is_set():
+            try:
+                await done.wait()
+            except anyio.get_cancelled_exc_class() as error:  # of asyncio: a scope does not keep it off
+                cancel = error
+    if cancel is not None:
+        raise cancel
+    return answer.result()
+
+
 def ring(call_soon: Callable[..., object], call: Callable[[], Any]) -> None:
     """Schedule `call` in another event loop; do nothing if that loop has ended."""
     with contextlib.suppress(RuntimeError):  # the loop has ended, and with it all code that waits for the call

@@ -1,15 +1,18 @@
 """Connection: a backend, the keeper of its leases, and the driver's thread, one per client and process."""
 
+import contextlib
 import math
 import os
 import random
+import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from leasekit._driver import thread
-from leasekit._driver.bridge import outcome
+from leasekit._driver.answer import Answer
+from leasekit._driver.bridge import outcome, whole
 from leasekit._driver.clock import Clock
 from leasekit._driver.coding import CLEAR, Coding
 from leasekit._driver.guarding.watchdog import Mode, Watchdog
@@ -193,7 +196,7 @@ class Connection:
         self.keeper.lose_all(why)
 
     async def aclose(self) -> None:
-        """Close the keeper and the backend. Await this in the driver's loop, and then call `release_driver`."""
+        """Close the keeper and the backend. Await this in the driver's loop, and let go of the driver then."""
         self.closed = True
         try:
             await self.keeper.aclose()
@@ -202,5 +205,25 @@ class Connection:
         finally:
             self._loop.cancel()
 
-    def release_driver(self) -> None:
-        self.driver.release()
+    def close_here(self) -> None:
+        """Close, and let go of the driver, whose thread then ends if it has no other user. Blocks until then."""
+        try:
+            with contextlib.suppress(Closed):  # its descriptors were closed by other code: nothing is left to close
+                self.run(self.aclose())
+        finally:
+            self.driver.release()
+
+    async def aclose_whole(self) -> None:
+        """Do what `close_here` does, from an event loop. A cancel of this call is raised after that."""
+        try:
+            with contextlib.suppress(Closed, CancelledError):
+                await whole(self.driver.submit(self.aclose()))
+        finally:
+            released: Answer[None] = Answer()
+
+            def release() -> None:
+                self.driver.release()
+                released.set_result(None)
+
+            threading.Thread(target=release, name=f"{thread.NAME}-release", daemon=True).start()
+            await whole(released)

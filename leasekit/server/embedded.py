@@ -5,10 +5,10 @@ values are returned decoded.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -49,6 +49,8 @@ from leasekit.task import (
     WorkerInfo,
 )
 from leasekit.tokens import AuditPage, TokenInfo
+
+T = TypeVar("T")
 
 _NO_LABELS: Mapping[str, str] = {}
 
@@ -300,7 +302,11 @@ class DirectBackend:
 
 
 class EmbeddedBackend(DirectBackend):
-    """A backend over an engine that the first call opens, in the event loop of that call."""
+    """A backend over an engine that the first call opens, in the event loop of that call.
+
+    The engine is opened and closed in tasks of its own, which go on if a caller is cancelled: another call may need the
+    engine, and one that is neither open nor closed would keep its store locked for as long as this process lives.
+    """
 
     def __init__(self, make: Callable[[], AbstractAsyncContextManager[Engine]], *, worker: str) -> None:
         super().__init__(worker=worker)
@@ -308,6 +314,7 @@ class EmbeddedBackend(DirectBackend):
         self._opening = asyncio.Lock()
         self._opened: tuple[AbstractAsyncContextManager[Engine], Engine] | None = None
         self._is_closed = False
+        self._changing: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         await self._engine()
@@ -318,10 +325,7 @@ class EmbeddedBackend(DirectBackend):
 
     async def release(self) -> None:
         """Close the engine. A later call opens another, unless this backend is closed."""
-        async with self._opening:
-            opened, self._opened = self._opened, None
-            if opened is not None:
-                await opened[0].__aexit__(None, None, None)
+        await self._whole(self._closed_engine())
 
     def _noting(self, act: str, *, target: str | None = None, fields: Struct | None = None) -> dict[str, Any]:
         names = [] if fields is None else names_of(fields)
@@ -376,6 +380,9 @@ class EmbeddedBackend(DirectBackend):
     async def _engine(self) -> Engine:
         if self._opened is not None:
             return self._opened[1]
+        return await self._whole(self._opened_engine())
+
+    async def _opened_engine(self) -> Engine:
         async with self._opening:
             if self._is_closed:
                 raise Unavailable("this backend is closed: make a new one")
@@ -383,6 +390,20 @@ class EmbeddedBackend(DirectBackend):
                 manager = self._make()
                 self._opened = (manager, await manager.__aenter__())
             return self._opened[1]
+
+    async def _closed_engine(self) -> None:
+        async with self._opening:
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                await opened[0].__aexit__(None, None, None)
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """Do all of a change, also if this call is cancelled."""
+        task = asyncio.create_task(change)
+        self._changing.add(task)
+        task.add_done_callback(self._changing.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, or asyncio would log it
+        return await asyncio.shield(task)
 
 
 def plain(task: Task) -> Task:

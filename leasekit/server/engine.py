@@ -10,10 +10,11 @@ import random as _random
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 from leasekit._lifecycle.states import WAITING
+from leasekit.backend import cancel_all
 from leasekit.errors import BackendError, Refused
 from leasekit.queues import TaskQueues
 from leasekit.server.access import KindPatterns
@@ -234,11 +235,10 @@ class Engine:
         try:
             await self._begin()
         except BaseException:  # a writer that went on would share its connection with that of the next engine
-            await self.token_watch.stop()
-            if self.neighbours is not None:
-                await self.neighbours.stop()
-            self._readers.abandon()
-            await self.commit.stop()
+            async with AsyncExitStack() as steps:
+                steps.push_async_callback(self.commit.stop)
+                steps.callback(self._readers.abandon)
+                self._stop_listening(steps)
             raise
         self._consumer = asyncio.create_task(self._consume(), name="leasekit-consumer")
         if Role.CONSUMER in self.roles:
@@ -257,24 +257,29 @@ class Engine:
         await self.token_watch.start()
 
     async def __aexit__(self, *error: object) -> None:
-        for task in (self._enqueueing, self._consumer, self._sweeping):
-            if task is not None:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-        await self.token_watch.stop()
+        """Close all. A cancel ends one step; without the others the writer would keep the store locked for good."""
+        tasks = [task for task in (self._enqueueing, self._consumer, self._sweeping) if task is not None]
+        self._consumer = self._sweeping = self._enqueueing = None
+        async with AsyncExitStack() as steps:  # the last one first
+            steps.push_async_callback(self.commit.stop)
+            steps.push_async_callback(self._readers.close)
+            steps.callback(self.feed.close)
+            steps.callback(self._cancel_hints.end)
+            steps.push_async_callback(self._end_waits.close)
+            steps.callback(self._long_polls.close)
+            steps.push_async_callback(self._inbox.stop)
+            self._stop_listening(steps)
+            steps.push_async_callback(self._write_rest)
+            steps.push_async_callback(cancel_all, tasks)
+
+    def _stop_listening(self, steps: AsyncExitStack) -> None:
+        if self.neighbours is not None:
+            steps.push_async_callback(self.neighbours.stop)
+        steps.push_async_callback(self.token_watch.stop)
+
+    async def _write_rest(self) -> None:
         with suppress(BackendError):
             await self._write_minutes(self._recorder.rest())
-        if self.neighbours is not None:
-            await self.neighbours.stop()
-        await self._inbox.stop()
-        self._consumer = self._sweeping = self._enqueueing = None
-        self._long_polls.close()
-        await self._end_waits.close()
-        self._cancel_hints.end()
-        self.feed.close()
-        await self._readers.close()
-        await self.commit.stop()
 
     async def schedule(self, tasks: Sequence[NewTask]) -> list[Scheduled]:
         if not tasks:

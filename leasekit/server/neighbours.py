@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from leasekit.backend import cancel_all
 from leasekit.errors import BackendError
 from leasekit.server.clock import ALIVE, Clock
 from leasekit.server.end_waits import TOLD_FOR, EndWaits
@@ -166,11 +167,12 @@ class Neighbours:
         self._stop = self._store.listen(heard)
 
     async def stop(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
-        if self._stop is not None:
-            await asyncio.to_thread(self._stop)
+        try:
+            if self._sending is not None:
+                await cancel_all([self._sending])
+        finally:
+            if self._stop is not None:
+                await asyncio.to_thread(self._stop)
 
     @property
     def tables(self) -> tuple[int, int]:

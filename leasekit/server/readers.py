@@ -77,7 +77,7 @@ class Readers:
         waiting = DaemonThreads(1, name="leasekit-reader")
         ended = asyncio.get_running_loop().run_in_executor(waiting, threads.shutdown)
         waiting.shutdown(wait=False)
-        await ended
+        await asyncio.shield(ended)  # a cancel must not keep the threads from their end
 
     def _shut(self) -> DaemonThreads | None:
         threads, self._threads = self._threads, None

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from leasekit._driver.answer import Answer
-from leasekit._driver.bridge import call_soon_here, outcome, ring
+from leasekit._driver.bridge import call_soon_here, outcome, ring, whole
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -98,3 +99,22 @@ def test_an_outcome_that_comes_after_its_loop_has_ended_harms_nobody(backend: st
     anyio.run(give_up, backend=backend)
     future.set_result(1)
     assert future.result() == 1
+
+
+@pytest.mark.anyio
+async def test_a_whole_answer_is_waited_for_though_the_caller_is_cancelled() -> None:
+    future: Answer[int] = Answer()
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await whole(future)
+        finally:
+            ended.append("over" if future.done() else "too early")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait)
+        await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+        threading.Timer(0.05, future.set_result, [7]).start()
+    assert ended == ["over"]

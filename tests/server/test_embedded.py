@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from leasekit.server.store.urls import open_store
 from leasekit.task import Beat, NewTask, Settlement, Stats, Status, Task
 from leasekit.testing.contract import DeadLettersContract
 from tests.postgres_server import PostgresServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -142,6 +143,46 @@ async def test_a_closed_door_stays_closed(door: SharedBackend) -> None:
     await door.aclose()
     with pytest.raises(Unavailable, match="closed"):
         await door.stats()
+
+
+class _Slow:
+    """An engine that is opened and closed when the test says so."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.go_on = asyncio.Event()
+
+    async def __aenter__(self) -> Engine:
+        await self._step("open")
+        return cast("Engine", self)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._step("close")
+
+    async def _step(self, name: str) -> None:
+        self.steps.append(name)
+        await self.go_on.wait()
+        self.steps.append(f"{name} done")
+
+
+@pytest.mark.parametrize("step", ["open", "close"])
+async def test_an_engine_is_opened_and_closed_to_the_end_though_the_caller_is_cancelled(step: str) -> None:
+    slow = _Slow()
+    door = EmbeddedBackend(lambda: slow, worker="w")
+    if step == "close":
+        slow.go_on.set()
+        await door.open()
+        slow.go_on.clear()
+    calls = [asyncio.create_task(door.open() if step == "open" else door.release()) for _ in range(2)]
+    await until(lambda: slow.steps[-1:] == [step])
+    for call in calls:
+        call.cancel()
+        call.cancel()
+    await asyncio.wait(calls)
+    slow.go_on.set()
+    await door.open()  # finds that engine open, or opens one once that is closed
+    opened = ["open", "open done"]
+    assert slow.steps == (opened if step == "open" else [*opened, "close", "close done", *opened])
 
 
 async def test_tasks_outlive_the_door(tmp_path: Path) -> None:

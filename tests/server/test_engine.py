@@ -106,6 +106,35 @@ async def test_an_engine_that_fails_or_is_cancelled_while_it_opens_leaves_no_wri
     await until(lambda: threads() <= before)
 
 
+@pytest.mark.parametrize(
+    "step",
+    ["token_watch.stop", "_write_minutes", "neighbours.stop", "_inbox.stop", "_end_waits.close", "_readers.close"],
+)
+async def test_a_close_that_is_cancelled_at_any_step_leaves_no_writer(
+    make_store: Callable[[], Store], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    engine, reached = Engine(make_store()), anyio.Event()
+    *path, name = step.split(".")
+    part = getattr(engine, path[0]) if path else engine
+    if part is None:
+        pytest.skip("one engine alone has no neighbours")
+    await engine.__aenter__()
+    undone = getattr(part, name)
+
+    async def hang(*_: object) -> None:
+        reached.set()
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(part, name, hang)
+    closing = asyncio.create_task(engine.__aexit__())
+    await reached.wait()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await until(lambda: not engine.commit._thread.is_alive())
+    await undone(*([[]] if name == "_write_minutes" else []))  # what the cancel has left out
+
+
 async def test_a_read_without_an_answer_holds_up_no_event_loop_while_its_engine_closes(
     make_store: Callable[[], Store],
 ) -> None:

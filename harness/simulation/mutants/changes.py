@@ -219,10 +219,17 @@ test_a_task_for_which_no_worker_asks_is_dropped_by_the_consumer[memory]
 
 half-open-engine: The writer of an engine that did not open goes on, beside that of the next engine.
 server.engine:Engine.__aenter__
-- await self.commit.stop()
+- steps.push_async_callback(self.commit.stop)
 + pass
 tests/server/test_engine.py::\
 test_an_engine_that_fails_or_is_cancelled_while_it_opens_leaves_no_writer[memory-False]
+
+half-closed-engine: A caller that is cancelled leaves the engine of its backend neither open nor closed.
+server.embedded:EmbeddedBackend._whole
+- return await asyncio.shield(task)
++ return await task
+tests/server/test_embedded.py::\
+test_an_engine_is_opened_and_closed_to_the_end_though_the_caller_is_cancelled[close]
 
 late-tasks-given-back: A task past its start deadline that a worker gives back unbegun is granted again.
 server.roles.start_deadlines:tend

@@ -152,6 +152,14 @@ class LeasedRun:
         return self._held is not None
 
     @property
+    def is_over(self) -> bool:
+        """Whether the code has ended, or an interrupt ended its block and nothing was left to say so."""
+        if self._held is None or self.ended_at is not None or not self._held.handler_runs:
+            return True
+        owner = self._held.owner
+        return owner is not None and owner() is None
+
+    @property
     def is_async(self) -> bool:
         return self._scope is not None
 
@@ -206,7 +214,7 @@ class LeasedRun:
 
     def attach(self) -> None:
         """Make this run, and its trace, the current ones in this context, in which the code starts."""
-        self._place = _lineage.enter(self.task)
+        self._place = _lineage.enter(self.task, self)
         if self._trace is not None:
             self._safely(self._trace.enter)
 

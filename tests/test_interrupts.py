@@ -16,7 +16,7 @@ import pytest
 
 import leasekit
 import leasekit._session
-from leasekit import Client, Task
+from leasekit import Client, Task, _lineage
 from leasekit._driver import thread
 from leasekit._driver.guarding.watchdog import Watchdog
 from leasekit.hooks import Hooks
@@ -155,6 +155,7 @@ def is_over(client: Client, where: str | None, error: BaseException | None, *, a
         error.__traceback__ = error.__context__ = error.__cause__ = None
     gc.collect()  # an event loop that was interrupted leaves rings
     eventually(lambda: len(keeper) == 0, where or "", within=_ENDED)
+    assert _lineage.current() is None, f"{where}: tasks are still scheduled as by the run that is over"
 
 
 # Sample: each seventh place of the plain `with`, each 61st of the others.

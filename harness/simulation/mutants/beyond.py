@@ -40,6 +40,12 @@ _worker.jobs:count_in.run_counted
 + pass
 tests/worker/test_jobs.py::test_a_task_is_settled_when_nothing_of_its_body_runs
 
+run-left-current: Where the begin or the end of a block was interrupted, later tasks count as scheduled by its task.
+_lineage:_innermost
+- (run := entered.run()) is None or run.is_over
++ False
+tests/test_interrupts.py::test_an_interrupt_anywhere_holds_up_no_beats_and_leaves_no_lease
+
 abandoned-lease-renewed: A lease is renewed for ever where the end of its block was interrupted.
 _driver.keeping.keeper:Keeper._look_after
 - self.abandoned(...)

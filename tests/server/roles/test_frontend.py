@@ -350,12 +350,12 @@ async def test_a_listing_that_finds_little_lets_other_reads_in_between(
     steps, others = 0, list[str]()
     read = bench.engine._readers.read
 
-    async def noted(look: Any) -> Any:
+    async def noted(look: Any, **options: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 3:  # another read comes, and is answered before this listing goes on
             others.extend(await read(lambda view: view.triggers(["t0"])))
-        return await read(look)
+        return await read(look, **options)
 
     monkeypatch.setattr(bench.engine._readers, "read", noted)
     assert (await bench.engine.queries.list_tasks(collection="none")).tasks == []
@@ -371,10 +371,10 @@ async def test_a_small_page_of_few_tasks_among_many_costs_few_steps(
     steps = 0
     read = bench.engine._readers.read
 
-    async def counted(look: Any) -> Any:
+    async def counted(look: Any, **options: Any) -> Any:
         nonlocal steps
         steps += 1
-        return await read(look)
+        return await read(look, **options)
 
     monkeypatch.setattr(bench.engine._readers, "read", counted)
     for newest in (False, True):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -370,7 +371,8 @@ async def test_a_task_of_a_run_has_it_as_its_parent(url: str, nodes: list[Engine
     """So a task that is scheduled in a transaction of a handler is in the handler's chain."""
     await nodes[0].schedule([NewTask(kind="k", id="first")])
     claimed = await nodes[0].claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
-    place = _lineage.enter(claimed.tasks[0])
+    run = Mock(is_over=False)
+    place = _lineage.enter(claimed.tasks[0], run)
     with psycopg.connect(url) as connection:
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="second"), wake=False)
     _lineage.leave(place)

@@ -8,8 +8,6 @@ Rule 3: a search of many reads takes a turn for each, but is not refused once it
 import asyncio
 import random as _random
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -50,7 +48,7 @@ class Readers:
         self._clock = clock
         self._random = random
         self._threads: DaemonThreads | None = None
-        self._under_way: set[Future[Any]] = set()  # in threads
+        self._under_way: set[asyncio.Future[Any]] = set()  # in threads
         self._waiting: FairQueue[_Read] = FairQueue()
         self._of_callers = FairBound()  # the reads that wait or are under way
 
@@ -110,19 +108,14 @@ class Readers:
         while self._threads is not None and self._waiting and len(self._under_way) < _THREADS:
             read = self._waiting.take()
             try:
-                under_way = self._threads.submit(read.call)
+                under_way = asyncio.get_running_loop().run_in_executor(self._threads, read.call)
             except RuntimeError as error:  # the system has no thread to give
                 resolve(read.answer, error)
             else:
                 self._under_way.add(under_way)
-                under_way.add_done_callback(partial(self._tell, read))
+                under_way.add_done_callback(partial(self._end, read))
 
-    def _tell(self, read: _Read, under_way: "Future[Any]") -> None:
-        """Answer a read in the event loop; called in a thread."""
-        with suppress(RuntimeError):  # the loop is closed: no caller is left
-            read.answer.get_loop().call_soon_threadsafe(self._end, read, under_way)
-
-    def _end(self, read: _Read, under_way: "Future[Any]") -> None:
+    def _end(self, read: _Read, under_way: "asyncio.Future[Any]") -> None:
         self._under_way.discard(under_way)
         resolve(read.answer, under_way.exception() or under_way.result())
         self._begin()

@@ -67,7 +67,7 @@ LIMITS: Mapping[str, Mutant] = {
     "place-given-up-for-a-retry": Mutant(
         "A task of an ordered key that runs again gives up its place meanwhile.",
         Edit("server.key_rooms:release", "turn.tx.keep_places(again)", "pass"),
-        by=Histories("key_limits", ["A14"]),
+        by=Histories("busy_keys", ["A14"]),
     ),
     "kept-places-not-counted": Mutant(
         "A claim takes no account of the places that tasks keep while they wait to run again.",
@@ -76,7 +76,7 @@ LIMITS: Mapping[str, Mutant] = {
             "itertools.chain(self._leased(), kept)",
             "self._leased()",
         ),
-        by=Histories("key_limits", ["A14"]),
+        by=Histories("busy_keys", ["A14"]),
     ),
     "places-kept-beside-each-other": Mutant(
         "All tasks that ran before their key was ordered keep its place, and run again at once.",

@@ -168,7 +168,7 @@ SERVICE: Mapping[str, Mutant] = {
     "cancel-request-forgotten": Mutant(
         "A running task whose cancel was requested runs again after this run.",
         Edit("_lifecycle.transitions:end_run", "row.cancel_requested", "False"),
-        by=Histories("schedules", ["S11"]),
+        by=Histories("cancels", ["S11"]),
     ),
     "cancel-request-not-told": Mutant(
         "The holder of a running task does not hear that its cancel was requested.",

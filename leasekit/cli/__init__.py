@@ -10,6 +10,7 @@ LAST_WORDS = 5.0
 
 def main() -> None:
     """Run the command line. `leasekit --help` has the exit codes."""
+    open_streams()
     # httpx loads its own command line, with rich, click and pygments: most of its import, if they are installed.
     sys.modules["httpx._main"] = None  # type: ignore[assignment]
     try:
@@ -33,6 +34,20 @@ def main() -> None:
         last_word.daemon = True
         last_word.start()
         raise
+
+
+def open_streams() -> None:
+    """Open what the caller has closed of stdin, stdout and stderr (`2>&-`), as /dev/null, here and for child processes.
+
+    A file or socket that is opened next would have that number otherwise, and get all that is printed and logged.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 - it has the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
 
 
 def drop_stdout() -> None:

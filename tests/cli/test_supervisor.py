@@ -47,6 +47,12 @@ def first_waits(payload, held):
         time.sleep(0.01)
     return "elsewhere"
 
+@handler("prints")
+def prints(payload, held):
+    for stream in (sys.stdout, sys.stderr):
+        print(300 * "x", file=stream, flush=True)
+    first_waits(payload, held)
+
 @handler("dies")
 def dies(how, held):
     note("begun", held.task.id, os.getpid())
@@ -308,6 +314,24 @@ def test_the_task_of_a_worker_that_was_killed_runs_elsewhere_at_once(place: Plac
     assert info.crashes == 1
     assert info.history[0].error["message"] == f"the worker (process {pid}) was killed by SIGKILL"
     assert place.begun(2)[1][1] == str(worker.pid)  # the same supervisor's next worker
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_a_worker_without_streams_prints_and_logs_goes_nowhere_else(
+    place: Place, client: leasekit.Client, closed: str
+) -> None:
+    command = [*LEASEKIT, "work", "app:worker", "--backend", place.url, "--spool", ""]
+    closing = ["sh", "-c", f'exec "$@" </dev/null >/dev/null 2>&1 {closed}', "sh"]
+    supervisor = subprocess.Popen([*closing, *command], cwd=place.home)
+    try:
+        task = client.schedule(place.kind("prints"), claim_timeout=TTL, heartbeat_timeout=TTL)
+        os.kill(int(place.begun()[0][1]), signal.SIGKILL)
+        assert outcomes(ended(client, task.id)) == ["crash", "success"]
+        supervisor.send_signal(signal.SIGTERM)
+        assert supervisor.wait(PATIENCE) == 0
+    finally:
+        supervisor.kill()
+        supervisor.wait()
 
 
 @pytest.mark.slow

@@ -20,6 +20,13 @@ _worker.process.guarded_process:GuardedProcess.kill
 tests/worker/process/test_guarded_process.py::\
 test_the_process_group_is_killed_with_an_executor_whose_guard_is_stopped
 
+text-for-a-length: Text in the socket of an executor is taken for the length of a message, which never comes.
+_worker.process.messages:Frames.feed
+- length > _LONGEST
++ False
+tests/worker/process/test_handlers_in_processes.py::\
+test_whatever_a_body_does_it_ends_as_what_it_is[prints_into_its_line]
+
 guard-never-armed: The guard does not kill its executor at the end of trust.
 _worker.process.guard:_Executor.arm
 - self._timers.alarm.arm(...)

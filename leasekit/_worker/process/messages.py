@@ -17,6 +17,7 @@ from leasekit.task import Task
 
 SHOW_STACKS = signal.SIGRTMIN + 7  # a signal, sent before a kill: all stacks go to stderr
 _LENGTH = struct.Struct(">I")
+_LONGEST = 128 * 2**20  # bytes of a message: more than any, and less than the beginning of a text says as a length
 
 
 class FunctionAddress(Struct, frozen=True, kw_only=True):
@@ -116,7 +117,7 @@ def packed(message: FromWorker | FromExecutor) -> bytes:
 
 
 class Frames:
-    """Split received bytes into messages."""
+    """Split received bytes into messages. Raises `msgspec.DecodeError` if other code has written text between them."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -125,6 +126,8 @@ class Frames:
         self._data += data
         while len(self._data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._data)
+            if length > _LONGEST:
+                raise msgspec.DecodeError(f"a message of {length} bytes: this is none of leasekit")
             end = _LENGTH.size + length
             if len(self._data) < end:
                 return

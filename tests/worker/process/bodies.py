@@ -307,9 +307,17 @@ def closes_everything(payload: Any) -> None:
 
 
 def garbles_its_line(payload: None) -> None:
+    _write_into_sockets(b"\0\0\0\2{]")
+
+
+def prints_into_its_line(payload: None) -> None:
+    _write_into_sockets(b"\n\t 2026-11-28 what a program prints whose stdout was closed\n")
+
+
+def _write_into_sockets(data: bytes) -> None:
     for entry in Path("/proc/self/fd").iterdir():
         if entry.is_symlink() and "socket:" in str(entry.readlink()):
-            os.write(int(entry.name), b"\0\0\0\2{]")
+            os.write(int(entry.name), data)
     time.sleep(600)
 
 

@@ -116,6 +116,7 @@ ENDS = {
     "hard_exit": (3, Status.DEAD, "ExecutorDied", "its executor exited with code 3"),
     "reads_nowhere": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGSEGV (segmentation fault)"),
     "garbles_its_line": (None, Status.DEAD, "ExecutorDied", "closed or garbled its socket to the worker"),
+    "prints_into_its_line": (None, Status.DEAD, "ExecutorDied", "closed or garbled its socket to the worker"),
     "no_number": (None, Status.FATAL_FAILURE, "Fatal", "NaN or an infinity"),
     "too_deep": (None, Status.FATAL_FAILURE, "Fatal", "this result is nested too deep"),
     "aborts": (None, Status.DEAD, "ExecutorDied", "its executor was killed by SIGABRT (aborted)"),

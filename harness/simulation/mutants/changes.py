@@ -244,13 +244,6 @@ server.roles.hsc:_save_beats
 + None
 tests/server/roles/test_start_deadlines.py::test_a_task_that_has_begun_is_not_dropped_when_it_runs_again[memory]
 
-failed-and-too-late: A task that has failed in time, after a short run, is not tried again.
-server.roles.start_deadlines:_can_be_late
-- row.status in _DROPPABLE and row.started_at is None and not row.failures
-+ True
-tests/server/roles/test_start_deadlines.py::\
-test_a_retry_of_a_run_that_was_too_short_for_a_heartbeat_is_not_dropped[memory]
-
 deadline-not-moved: A start deadline counts from the due time before a reschedule.
 server.roles.rescheduling:_Desk.save
 - start_deadlines.move(self._turn, self._new_due)
@@ -259,4 +252,15 @@ tests/server/roles/test_start_deadlines.py::test_another_due_time_moves_the_dead
 """,
 )
 
-CHANGES: Mapping[str, Mutant] = {**_BY_HISTORIES, **_BY_TESTS}
+_BY_A_TEST: Mapping[str, Mutant] = {
+    "failed-and-too-late": Mutant(
+        "A task that has failed in time, after a short run, is dropped when it is to run again.",
+        Edit("server.roles.hsc:_Desk.save", "start_deadlines.begun(self._turn, self._failed)", "None"),
+        Edit("server.roles.start_deadlines:_can_be_late", "not row.failures", "True"),
+        test="tests/server/roles/test_start_deadlines.py::"
+        "test_a_retry_of_a_run_that_was_too_short_for_a_heartbeat_is_not_dropped[memory]",
+        why_test="a simulated run sends a heartbeat before it fails",
+    ),
+}
+
+CHANGES: Mapping[str, Mutant] = {**_BY_HISTORIES, **_BY_TESTS, **_BY_A_TEST}

@@ -93,7 +93,7 @@ parked-tasks-not-dropped: Tasks that were parked before their collection was dro
 server.roles.gates:keep
 - _drop_parked(turn, row, left)
 + 0
-tests/model/test_model.py::test_gates
+tests/server/roles/test_gates.py::test_parked_tasks_end_when_their_collection_is_dropped[memory]
 """,
 )
 

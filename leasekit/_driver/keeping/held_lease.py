@@ -201,12 +201,12 @@ class HeldLease:
             self._refuse_lost()  # again: the keeper may have looked for a running handler just before
         except LeaseLost:
             self.handler_runs = False
-            self.unguard()
+            self.unguard(ledger)  # in which the entry may have been noted as begun after its removal
             raise
 
-    def unguard(self) -> None:
+    def unguard(self, ledger: Ledger | None = None) -> None:
         """Guard the handler no longer; a supervisor must not see a lease as guarded that may have expired."""
-        if (ledger := self.ledger) is not None:  # read once, as in `_guard`
+        if (ledger := ledger or self.ledger) is not None:  # read once, as in `_guard`
             ledger.ends(self.entry)
         self.watchdog.ended(self.term)
 

@@ -106,11 +106,22 @@ def waits_and_goes_on(guarded: Guarded) -> None:
 
 
 def is_lost_as_it_begins(guarded: Guarded) -> None:
+    lose_at_begin(guarded, leaves=False)
+
+
+def has_left_the_ledger_as_it_begins(guarded: Guarded) -> None:
+    lose_at_begin(guarded, leaves=True)
+
+
+def lose_at_begin(guarded: Guarded, *, leaves: bool) -> None:
+    """Begin a lease that the driver finds lost meanwhile, at the worst moment."""
     begins = guarded.ledger.begins
 
     def lose(entry: int, *, elsewhere: bool = False) -> None:
-        begins(entry, elsewhere=elsewhere)
         guarded.first.reason = "expired"
+        if leaves:
+            guarded.first.leave_ledger()
+        begins(entry, elsewhere=elsewhere)
 
     guarded.ledger.begins = lose  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
@@ -127,7 +138,9 @@ def is_ended_by_the_keeper(guarded: Guarded) -> None:
     guarded.run_in_driver(end())
 
 
-@pytest.mark.parametrize("end", [ends, waits_and_goes_on, is_lost_as_it_begins, is_ended_by_the_keeper])
+@pytest.mark.parametrize(
+    "end", [ends, waits_and_goes_on, is_lost_as_it_begins, has_left_the_ledger_as_it_begins, is_ended_by_the_keeper]
+)
 @pytest.mark.parametrize("others_run", [False, True])
 def test_no_lease_is_shown_as_guarded_that_the_timer_has_left(
     guarded: Guarded, end: Callable[[Guarded], None], *, others_run: bool

@@ -244,6 +244,13 @@ server.roles.hsc:_save_beats
 + None
 tests/server/roles/test_start_deadlines.py::test_a_task_that_has_begun_is_not_dropped_when_it_runs_again[memory]
 
+crashed-and-too-late: A task whose handler has begun in time, and crashed at once, is not tried again.
+server.roles.hsc:_Desk.save
+- start_deadlines.begun(self._turn, self._failed)
++ None
+tests/server/roles/test_start_deadlines.py::\
+test_a_task_whose_handler_has_crashed_before_its_first_heartbeat_is_not_dropped[memory]
+
 deadline-not-moved: A start deadline counts from the due time before a reschedule.
 server.roles.rescheduling:_Desk.save
 - start_deadlines.move(self._turn, self._new_due)
@@ -252,15 +259,4 @@ tests/server/roles/test_start_deadlines.py::test_another_due_time_moves_the_dead
 """,
 )
 
-_BY_A_TEST: Mapping[str, Mutant] = {
-    "failed-and-too-late": Mutant(
-        "A task that has failed in time, after a short run, is dropped when it is to run again.",
-        Edit("server.roles.hsc:_Desk.save", "start_deadlines.begun(self._turn, self._failed)", "None"),
-        Edit("server.roles.start_deadlines:_can_be_late", "not row.failures", "True"),
-        test="tests/server/roles/test_start_deadlines.py::"
-        "test_a_retry_of_a_run_that_was_too_short_for_a_heartbeat_is_not_dropped[memory]",
-        why_test="a simulated run sends a heartbeat before it fails",
-    ),
-}
-
-CHANGES: Mapping[str, Mutant] = {**_BY_HISTORIES, **_BY_TESTS, **_BY_A_TEST}
+CHANGES: Mapping[str, Mutant] = {**_BY_HISTORIES, **_BY_TESTS}

@@ -30,7 +30,7 @@ from leasekit.codecs import Codecs
 from leasekit.config import Heartbeats, check_number
 from leasekit.errors import BackendError, Closed, ConfigError
 from leasekit.hooks import Hook, Hooks
-from leasekit.named import Named, Once, check_names, kind_of
+from leasekit.named import Named, Once, kind_of, require_names
 from leasekit.queues import TaskQueues
 from leasekit.task import Ended, Health, NewTask, Page, Scheduled, Status, Task, TaskInfo, TaskOptions, Verdict
 from leasekit.task_iterator import Tasks
@@ -186,10 +186,10 @@ class Client(FlowCalls):
         """Raise `ConfigError` if this process can keep no leases because gevent or eventlet has patched it."""
         check_process()
 
-    def check_names(self) -> None:
+    def require_names(self) -> None:
         """Raise `ConfigError` if the service cannot hold leases of names (`named`, `once`). Nothing is opened."""
         if (backend := self._session.backend) is not None:
-            check_names(backend)
+            require_names(backend)
 
     def tasks(
         self, *kinds: str, until_idle: float | None = None, labels: Mapping[str, str] = MappingProxyType({})

@@ -2,8 +2,8 @@
 
 A name is a task of a kind of its own. The task of a named lease is never settled: leaving the block releases it, and
 the next waiting process is granted it. The task of a once is settled by the first block that succeeds. So names
-need nothing of a service that tasks do not need, and their leases are kept like those of all tasks: by trust,
-heartbeats, the fence, the watchdog, and the checkpoint that one holder leaves to the next.
+need nothing of a service but that an id has one task (`unique_ids`), and their leases are kept like those of all
+tasks: by trust, heartbeats, the fence, the watchdog, and the checkpoint that one holder leaves to the next.
 """
 
 import functools
@@ -29,7 +29,7 @@ from leasekit.lease import Lease
 from leasekit.task import NewTask, Outcome, Scheduled, Status, Task, TaskOptions
 from leasekit.task.words import NAME_PREFIX, NAME_PREFIXES
 
-__all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease", "check_names", "kind_of"]
+__all__ = ["PREFIXES", "Named", "NamedLease", "Once", "OnceLease", "kind_of", "require_names"]
 
 PREFIXES = NAME_PREFIXES
 """What the kinds of tasks begin with that stand for a name."""
@@ -54,7 +54,7 @@ class _Service(Protocol):
     def __patience__(self, at_most: float | None) -> tuple[float, float]: ...
 
 
-def check_names(backend: Backend) -> None:
+def require_names(backend: Backend) -> None:
     """Raise `ConfigError` if this service cannot hold leases of names."""
     if not isinstance(backend, TaskSink):
         why = "accepts no tasks"
@@ -137,7 +137,7 @@ class _Name:
         """Return the connection, and until when the name is waited for. Raises `ConfigError`: no service of names."""
         connection = self._session.connection()
         if connection.name_source is None:
-            check_names(connection.backend)
+            require_names(connection.backend)
         return connection, math.inf if self._wait is None else connection.clock.now() + self._wait
 
     def _check_not_ended(self, status: Status | None) -> None:

@@ -55,7 +55,7 @@ def install(
     bases: tuple[Any, ...] = (theirs,) if issubclass(theirs, LeasedTask) else (LeasedTask, theirs)
     try:
         client = _client(url, ttl)
-        client.check_names()
+        client.require_names()
     except (ConfigError, UnknownScheme) as error:
         # All before an @ may be a password, and so may options.
         shown = f"{url.partition('://')[0]}://***" if "@" in url else url.partition("?")[0]

@@ -69,7 +69,7 @@ class Leases(Middleware):
         self._url = url
         self._connect = partial(leasekit.connect, url, heartbeats=rhythm, retry_for=_PATIENCE)
         self._client = self._connect()
-        self._client.check_names()
+        self._client.require_names()
         self._is_closed = False
         self._workers: set[Any] = set()  # workers that have booted and share the client
         # The last worker was shut down. False also for a worker that was started before it got this middleware.

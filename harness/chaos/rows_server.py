@@ -21,7 +21,7 @@ def worker_clock_steps(world: World) -> None:
     """The wall clock of a worker goes an hour ahead, and two back: no lease is lost."""
     clock = Clock(world.home, "worker")
     world.work(environment=clock.environment)
-    _steps(world, clock)
+    _step_clock(world, clock)
 
 
 @scenario(11, "server-clock-steps", faults=("clock",), ttl=10, cycle=1, serve=False)
@@ -30,7 +30,7 @@ def server_clock_steps(world: World) -> None:
     clock = Clock(world.home, "server")
     world.serve(clock.environment)
     world.work()
-    _steps(world, clock)
+    _step_clock(world, clock)
 
 
 @scenario(11, "server-clock-creeps", faults=("clock", "cut"), ttl=10, serve=False)
@@ -52,7 +52,8 @@ def server_clock_creeps(world: World) -> None:
     world.finish(ids)
 
 
-def _steps(world: World, clock: Clock) -> None:
+def _step_clock(world: World, clock: Clock) -> None:
+    """Set the clock an hour ahead, then two back, while tasks run; each keeps its lease, and runs once."""
     ids = world.running()
     for shift in (HOUR, -HOUR):
         clock.set(shift)

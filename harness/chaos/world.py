@@ -248,7 +248,10 @@ class World:
     def schedule(
         self, kind: str, count: int = 1, *, seconds: float = 0.0, always: bool = False, until: str = "", **more: Any
     ) -> list[str]:
-        """Schedule tasks; return their ids. `until`: they run until `finish` of that name."""
+        """Schedule tasks; return their ids. `until`: they run until `finish` of that name.
+
+        `always`: their handlers misbehave in each attempt, not in the first one only.
+        """
         options = {"retry": FixedDelays(waits=[0.1]), **more}
         payload = {"seconds": PATIENCE if until else seconds, "always": always, "until": until}
         new = [NewTask(kind=kind, payload=payload, **{**next(self._ttls), **options}) for _ in range(count)]

@@ -262,11 +262,19 @@ def _database() -> Database:
     return database
 
 
+_TABLES = (
+    "SELECT tablename FROM pg_tables WHERE schemaname = 'leasekit' AND tablename NOT IN ('store', 'alembic_version')"
+)
+
+
 def _emptied() -> str:
+    """Return the URL of the database of this process, emptied for the next history."""
     database = _database()
     with database.connect() as connection:
-        tables = ["task", "trigger", "progress", "run", "claim", "dedupe", "node", "task_count"]
-        connection.execute(f"TRUNCATE {', '.join(f'leasekit.{table}' for table in tables)}".encode())
+        tables = connection.execute(_TABLES)
+        connection.execute(f"TRUNCATE {', '.join(f'leasekit.{table}' for (table,) in tables)}".encode())
         connection.execute("ALTER SEQUENCE leasekit.task_seq RESTART")
-        connection.execute("UPDATE leasekit.store SET correction = 0, gained = 0")
+        connection.execute(
+            "UPDATE leasekit.store SET correction = 0, gained = 0, has_waits = false, has_routes = false"
+        )
     return database.url

@@ -301,7 +301,7 @@ class WorkerRun:
         return sum(controller.window.bound for controller in self._controllers)
 
     def gauges(self) -> Mapping[str, float]:
-        """Return the values of the gauges: slots, their use, the size of the window, and how much of it is free."""
+        """Return the gauges: slots; tasks that run, are buffered, or wait; the window, and how much of it is free."""
         if self.over.done():
             return {}
         controllers = self._controllers

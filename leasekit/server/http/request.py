@@ -59,7 +59,7 @@ class BodyTimeouts:
             self._running.discard(timeout)
 
     def shorten(self, timeout: float) -> None:
-        """Give the bodies under way, and all after them, at most this long from now on."""
+        """Give each body under way at most `timeout` more seconds, and each later body as many from its head on."""
         self._timeout = min(self._timeout, timeout)
         until = asyncio.get_running_loop().time() + timeout
         for running in self._running:

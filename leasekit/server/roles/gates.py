@@ -1,8 +1,8 @@
 """Gates: change and list them, put tasks off or end them behind a closed gate, and put them back.
 
 Rule 1: a closed kind has its lanes left out of claims; nothing is written for its tasks, however many wait.
-Rule 2: tasks of a closed collection are parked when a claim reads them, so that each is read by one claim only. They
-        are put back once the gate is open, the longest due first, in batches.
+Rule 2: due tasks of a closed collection are parked when a claim, or the move into a queue, reads them, so that each
+        is read once only. They are put back once the gate is open, the longest due first, in batches.
 Rule 3: each step is a part of one transaction, and leaves the rest to a later step of any node.
 """
 

@@ -262,9 +262,7 @@ def _database() -> Database:
     return database
 
 
-_TABLES = (
-    "SELECT tablename FROM pg_tables WHERE schemaname = 'leasekit' AND tablename NOT IN ('store', 'alembic_version')"
-)
+_TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'leasekit' AND tablename NOT IN ('store', 'version')"
 
 
 def _emptied() -> str:

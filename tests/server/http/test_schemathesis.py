@@ -86,7 +86,7 @@ def filter_query(_: schemathesis.HookContext, values: Any) -> bool:
 
 def _has_no_odd_instant(value: Any) -> bool:
     """Whether no instant is on the first or the last day of the calendar."""
-    return not any(f'"{day}T' in json.dumps(value) for day in ("0001-01-01", "9999-12-31"))
+    return not any(f"{day}T" in str(value) for day in ("0001-01-01", "9999-12-31"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from harness.simulation.world import Process, World
 from leasekit.errors import BackendError, Throttled
 from leasekit.server.commit import GroupCommit, RequestClass
 from leasekit.server.engine import Engine
-from leasekit.server.roles.audit import Note
 from leasekit.server.store import Filter
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.store.sqlite.store import SqliteStore
@@ -188,8 +187,8 @@ class _Writer(GroupCommit):
         self._is_open = False
         self._store.close()
 
-    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Any, note: Note | None = None) -> None:
-        super().submit(rank, request, size=size, done=done, note=note)
+    def submit(self, rank: RequestClass, request: Any, **options: Any) -> None:
+        super().submit(rank, request, **options)
         if not self._is_due:
             self._is_due = True
             self._soon(self._server.write, self._write)

@@ -4,26 +4,27 @@ Rule 1: an answer leaves only after its transaction has ended.
 Rule 2: one bad request fails alone. A shared transaction that fails is undone, and its requests are applied one by one;
 if the store fails, they are applied class by class, so that a disk that is almost full still takes small requests.
 Rule 3: under load, classes of requests are served in the order in which they are declared; each class has a bounded
-queue, and a request that does not fit is refused at once.
-Rule 4: no request waits for others to join it. The requests that arrived during the last transaction make up the next.
+queue, and a request that does not fit is refused at once. A class that was passed over `_PASSED` times gets one request
+into the next transaction: a flood of tasks must not keep out the revocation of the token that sends them.
+Rule 4: within a class, callers take turns, and share its bound: none with many requests keeps those of others out.
+Rule 5: no request waits for others to join it. The requests that arrived during the last transaction make up the next.
 """
 
 import asyncio
 import logging
-import math
 import random as _random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 from leasekit._log import LogThread
 from leasekit.errors import Throttled, Unavailable
 from leasekit.server.clock import Clock, Moment
+from leasekit.server.fair_bound import CALLER, FairBound
+from leasekit.server.fair_queue import FairQueue
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
 from leasekit.server.log_limit import LogLimit
@@ -38,6 +39,8 @@ _fault_logger = logging.getLogger("leasekit.server.writes")
 _fault_logger.addFilter(LogLimit())  # large writes may fail, and small ones succeed, again and again
 
 _COMMIT = 5000  # items in one transaction, at most: a heartbeat may have to wait for so many before it
+
+_PASSED = 2  # transactions in a row that may leave out a class whose requests wait
 
 _TRIES = 20  # of a transaction whose rows other nodes change at the same time
 
@@ -65,7 +68,8 @@ class _Job:
     request: Any
     size: int
     done: Done
-    note: Note | None = None  # what the audit log is to say of the request
+    note: Note | None  # what the audit log is to say of the request
+    caller: str
 
 
 class _Outcome(NamedTuple):
@@ -101,9 +105,10 @@ class GroupCommit:
     ) -> None:
         self._store = store
         self._is_shared = isinstance(store, SharedStore)
-        self._queues: dict[RequestClass, deque[_Job]] = {rank: deque() for rank in ranks}
+        self._queues: dict[RequestClass, FairQueue[_Job]] = {rank: FairQueue() for rank in ranks}
         self._applied = sorted(ranks, key=lambda rank: rank.is_last)
-        self._waiting: dict[RequestClass, int] = dict.fromkeys(ranks, 0)
+        self._waiting = {rank: FairBound() for rank in ranks}  # items
+        self._passed = dict.fromkeys(ranks, 0)  # transactions that have left out a class, since its last one
         self._clock = clock
         self._random = random
         self._on_ready = on_ready
@@ -126,7 +131,7 @@ class GroupCommit:
 
     @property
     def backlog(self) -> dict[str, int]:
-        return {rank.name: waiting for rank, waiting in self._waiting.items()}
+        return {rank.name: waiting.total for rank, waiting in self._waiting.items()}
 
     async def start(self) -> None:
         """Start the writer's thread, and open the store in it. Raises the errors of `Store.open`."""
@@ -150,27 +155,41 @@ class GroupCommit:
         await asyncio.shield(self._ended)
         self._thread.join()
 
-    def room(self, rank: RequestClass) -> float:
-        """Return the number of items that fit into a queue now; an empty queue takes a request of any size."""
-        waiting = self._waiting[rank]
-        return rank.capacity - waiting if waiting else math.inf
+    def room(self, rank: RequestClass, caller: str | None = None) -> float:
+        """Return how many more items of a caller (None: the current one) fit into a queue now.
+
+        If nothing of it waits there, a request of any size fits.
+        """
+        return self._waiting[rank].room(CALLER.get() if caller is None else caller, rank.capacity)
 
     def later(self) -> float:
         """Return the seconds after which a refused request may be repeated: random, so that repeats are spread."""
         return 0.5 + self._random.random()
 
-    def submit(self, rank: RequestClass, request: Any, *, size: int, done: Done, note: Note | None = None) -> None:
+    def submit(
+        self,
+        rank: RequestClass,
+        request: Any,
+        *,
+        size: int,
+        done: Done,
+        note: Note | None = None,
+        caller: str | None = None,
+    ) -> None:
         """Queue a request of `size` items; `done` gets its answer. With a `note`, the audit log gets an entry.
+
+        It is that of `caller`, or (None) of the current one.
 
         Raises `Throttled` if the queue of its class is full, and `Unavailable` if the writer has ended.
         """
         with self._wake:
             if not self._is_open:
                 raise Unavailable(self.fault or "the engine is closed")
-            if size > self.room(rank):
+            caller = CALLER.get() if caller is None else caller
+            if size > self.room(rank, caller):
                 raise Throttled(f"too many {rank.name} wait to be written: try again later", retry_after=self.later())
-            self._queues[rank].append(_Job(rank, request, size, done, note))
-            self._waiting[rank] += size
+            self._queues[rank].add(caller, _Job(rank, request, size, done, note, caller))
+            self._waiting[rank].add(caller, size)
             self._wake.notify()
 
     async def ask(self, rank: RequestClass, request: Any, *, size: int, note: Note | None = None) -> Any:
@@ -223,10 +242,7 @@ class GroupCommit:
         with self._wake:
             self._is_open = False
             self.fault = _ENDED_BADLY
-            waiting = [*jobs, *chain.from_iterable(self._queues.values())]
-            for queue in self._queues.values():
-                queue.clear()
-            self._waiting = dict.fromkeys(self._waiting, 0)
+            waiting = [*jobs, *(self._take(rank) for rank, queue in self._queues.items() for _ in range(len(queue)))]
         self._call_in_loop(self._deliver, _Outcome([(job, Unavailable(_ENDED_BADLY)) for job in waiting], {}))
 
     def _next(self) -> list[_Job]:
@@ -237,14 +253,25 @@ class GroupCommit:
                 self._wake.wait()
             room = _COMMIT
             for rank, queue in self._queues.items():
-                while queue and (room >= queue[0].size or not jobs):
-                    job = queue.popleft()
-                    self._waiting[rank] -= job.size
-                    room -= job.size
-                    jobs.append(job)
+                while queue and (room >= queue.first().size or not jobs):
+                    jobs.append(self._take(rank))
+                    room -= jobs[-1].size
                 if queue:
                     break
-        return jobs
+            return jobs + self._passed_over({job.rank for job in jobs})
+
+    def _passed_over(self, served: Collection[RequestClass]) -> list[_Job]:
+        """Take a request of each class that was left out of too many transactions (Rule 3)."""
+        left_out = [rank for rank, queue in self._queues.items() if queue and rank not in served]
+        self._passed = {rank: self._passed[rank] + 1 if rank in left_out else 0 for rank in self._passed}
+        due = [rank for rank in left_out if self._passed[rank] > _PASSED]
+        self._passed.update(dict.fromkeys(due, 0))
+        return [self._take(rank) for rank in due]
+
+    def _take(self, rank: RequestClass) -> _Job:
+        job = self._queues[rank].take()
+        self._waiting[rank].add(job.caller, -job.size)
+        return job
 
     def _apply(self, jobs: Sequence[_Job]) -> "_Outcome":
         """Apply these requests in one transaction, or after a failure in smaller ones (Rule 2)."""

@@ -24,6 +24,7 @@ from leasekit.server.consumers_work import ConsumersWork
 from leasekit.server.drains import Drains
 from leasekit.server.end_waits import EndWaits
 from leasekit.server.enqueuer import Enqueuer
+from leasekit.server.fair_bound import caller_of
 from leasekit.server.fleet import Fleet
 from leasekit.server.history import Recorder
 from leasekit.server.http.events import Feed
@@ -505,7 +506,8 @@ class Engine:
         """Queue a claim for the writer, which tries it once and calls `done`. Raises `Throttled`."""
         if request.limit:
             self.check_room(request.claim_id)
-        self.commit.submit(CLAIM, request, size=1 + len(request.kinds) // KINDS_OF_A_TASK, done=done)
+        size = 1 + len(request.kinds) // KINDS_OF_A_TASK + len(request.tickets)
+        self.commit.submit(CLAIM, request, size=size, done=done, caller=caller_of(request.claim_id))
 
 
 def _clock_of(store: Store, wall: _Time | None, boot: _Time | None, *, boot_id: str, stall: float | None) -> Clock:

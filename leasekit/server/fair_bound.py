@@ -5,6 +5,7 @@ the bound, divided by the number of callers that have something. So what callers
 about one request of each.
 """
 
+import math
 from collections import Counter
 from contextvars import ContextVar
 
@@ -29,6 +30,11 @@ class FairBound:
             return False
         callers = len(self._of) + (caller not in self._of)
         return self._of[caller] * callers >= most
+
+    def room(self, caller: str, most: int) -> float:
+        """Return how much more a caller may get at once; without a bound, if it has nothing yet."""
+        own = self._of[caller]
+        return max(most - self.total, most / len(self._of) - own) if own else math.inf
 
     def add(self, caller: str, amount: int) -> None:
         """Note that a caller has so much more, or less if `amount` is negative."""

@@ -21,6 +21,9 @@ class FairQueue(Generic[_T]):
     def __bool__(self) -> bool:
         return bool(self._items)
 
+    def __len__(self) -> int:
+        return sum(len(items) for queues in self._items.values() for items in queues)
+
     def add(self, caller: str, item: _T, *, is_urgent: bool = False) -> None:
         urgent, others = self._items.setdefault(caller, (OrderedDict(), OrderedDict()))
         (urgent if is_urgent else others)[item] = None
@@ -32,11 +35,16 @@ class FairQueue(Generic[_T]):
         if queues and not any(queues):
             del self._items[caller]
 
+    def first(self) -> _T:
+        """Return the next item. Raises `StopIteration` if there is none."""
+        urgent, others = next(iter(self._items.values()))
+        return next(iter(urgent or others))
+
     def take(self) -> _T:
         """Remove the next item, and return it. Raises `StopIteration` if there is none."""
-        caller = next(iter(self._items))
-        urgent, others = queues = self._items[caller]
-        item, _ = (urgent or others).popitem(last=False)
+        caller, queues = next(iter(self._items.items()))
+        item = self.first()
+        (queues[0] or queues[1]).popitem(last=False)
         if any(queues):
             self._items.move_to_end(caller)
         else:

@@ -14,6 +14,7 @@ from leasekit.errors import Throttled, Unavailable
 from leasekit.server import commit as module
 from leasekit.server.clock import StoreClock
 from leasekit.server.commit import GroupCommit, RequestClass
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.store import Dedupe, Store
 from leasekit.server.store.memory import MemoryStore
 from leasekit.server.unit_of_work import NewlyDue, UnitOfWork
@@ -137,6 +138,36 @@ async def test_a_small_request_does_not_overtake_one_that_outranks_it(
         with anyio.fail_after(60):
             await asyncio.gather(ahead, *asking)
     assert recorder.turns == [["ahead"], ["a1"], ["b1", "c"]]
+
+
+async def test_no_flood_of_a_class_keeps_out_the_classes_after_it(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_COMMIT", 1)
+    async with recorder.commit() as commit:
+        await recorder.together(commit, "y", "z", *(f"{name}1" for name in "abcdefg"))
+    assert recorder.turns == [["ahead"], ["a1"], ["b1"], ["c1", "y"], ["d1"], ["e1"], ["f1", "z"], ["g1"]]
+
+
+async def test_callers_take_turns_and_none_fills_the_queue_of_a_class(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_COMMIT", 4)
+
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        asking = [commit.begin(recorder.last, f"{n}x", size=2) for n in range(5)]
+        with pytest.raises(Throttled):
+            commit.begin(recorder.last, "5x", size=2)
+        CALLER.set("other")
+        asking.append(commit.begin(recorder.last, "other's", size=2))
+        assert commit.backlog["lasts"] == 12
+        CALLER.set("")
+        recorder.may_go.set()
+        with anyio.fail_after(60):
+            await asyncio.gather(ahead, *asking)
+        assert commit.backlog["lasts"] == 0
+    assert recorder.turns == [["ahead"], ["0x", "other's"], ["1x", "2x"], ["3x", "4x"]]
 
 
 async def test_one_bad_request_fails_alone(recorder: Recorder) -> None:

@@ -207,14 +207,14 @@ async def test_a_writer_that_hangs_is_not_ready(bench: Bench, monkeypatch: pytes
 async def test_beats_for_which_there_is_no_room_are_throttled_one_by_one(bench: Bench) -> None:
     await bench.put("a", "b", "c")
     beats = [Beat(id=task.id, token=task.token) for task in (await bench.claim()).tasks]
-    waiting = bench.engine.commit._waiting
-    waiting[HEARTBEAT] = HEARTBEAT.capacity - 2  # as much waits, of others
+    waiting = bench.engine.commit._waiting[HEARTBEAT]
+    waiting.add("", HEARTBEAT.capacity - 2)  # as much waits
     verdicts = await bench.engine.heartbeat("w", beats)
     assert [(verdict.id, verdict.verdict) for verdict in verdicts] == [
         ("a", "renewed"), ("b", "renewed"), ("c", "throttled"),
     ]  # fmt: skip
     assert 0.5 <= (verdicts[2].retry_after or 0) <= 1.5
-    waiting[HEARTBEAT] = HEARTBEAT.capacity
+    waiting.add("", 2)
     with pytest.raises(Throttled):
         await bench.engine.heartbeat("w", beats)
 

@@ -1,5 +1,7 @@
 """A bound that callers share."""
 
+import math
+
 from leasekit.server.fair_bound import FairBound, caller_of
 
 
@@ -31,6 +33,16 @@ def test_what_was_given_back_is_there_for_all() -> None:
     assert bound.is_reached("a", 3)  # of which b has no share any longer
     bound.add("a", -1)
     assert not bound.is_reached("a", 3)
+
+
+def test_who_has_nothing_has_room_for_any_amount_and_others_for_the_rest_of_their_share() -> None:
+    bound = FairBound()
+    bound.add("a", 8)
+    assert bound.room("a", 10) == 2
+    assert bound.room("b", 10) == math.inf
+    bound.add("b", 3)
+    assert bound.room("a", 10) < 0
+    assert bound.room("b", 10) == 2  # half of ten is its share
 
 
 def test_the_caller_of_a_claim_stands_before_its_id() -> None:

@@ -22,6 +22,14 @@ def test_callers_take_turns_however_many_items_one_has() -> None:
     assert taken(queue_of("a1", "a2", "a3", "b1", "c1", "b2")) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
+def test_the_first_item_is_the_one_that_is_taken_next() -> None:
+    queue = queue_of("a1", "a2", "b1", urgent="a2")
+    assert len(queue) == 3
+    assert [(queue.first(), queue.take(), len(queue)) for _ in range(3)] == [
+        ("a2", "a2", 2), ("b1", "b1", 1), ("a1", "a1", 0),
+    ]  # fmt: skip
+
+
 def test_who_comes_back_comes_after_all_others() -> None:
     queue = queue_of("a1", "b1", "b2")
     assert queue.take() == "a1"

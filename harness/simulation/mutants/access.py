@@ -163,6 +163,18 @@ server.fair_queue:FairQueue.take
 + pass
 tests/server/test_fair_queue.py::test_callers_take_turns_however_many_items_one_has
 
+writes-of-nobody: What waits to be written is counted for all tokens together, and served as it came.
+server.commit:GroupCommit.submit
+- caller = CALLER.get() if caller is None else caller
++ caller = ""
+tests/server/test_commit.py::test_callers_take_turns_and_none_fills_the_queue_of_a_class[sqlite]
+
+revocations-behind-tasks: A flood of tasks keeps the requests of later classes, such as revocations, from being written.
+server.commit:GroupCommit._passed_over
+- self._passed[rank] > _PASSED
++ self._passed[rank] > 1000
+tests/server/test_commit.py::test_no_flood_of_a_class_keeps_out_the_classes_after_it[sqlite]
+
 waits-of-nobody: Waits for ends are counted for all tokens together.
 server.end_waits:EndWaits._wait
 - self._waiting.add(caller, len(ids))

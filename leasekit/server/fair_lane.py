@@ -47,7 +47,10 @@ class Sieve(Protocol):
 
 
 class FairLane:
-    """The due tasks of one lane in which tasks have keys. At most `wanted` are taken, which bounds reading ahead."""
+    """The due tasks of one lane in which tasks have keys. At most `wanted` are taken, which bounds reading ahead.
+
+    The store is asked when the first task is looked for: a claim that finds urgent tasks does not read other lanes.
+    """
 
     def __init__(
         self,
@@ -67,23 +70,32 @@ class FairLane:
         self._sieve = sieve
         self._keys = keys
         self._full: dict[str, float] = {}  # the keys that have left the competition, and their virtual times
+        self._unkeyed = unkeyed
         self._wanted = min(wanted, _MOST)
         self._page = max(self._wanted, _LEAST)
         self._queues: dict[str, Queue] = {}
         self._taken: dict[str, int] = {}  # of the keys whose shares change
         self._key_of: dict[int, str] = {}
+        self._known: set[str] = set()
+        self._heap: list[Share] = []
+        self._base = 0.0
+        self._last: Share | None = None
+        self._has_begun = False
+
+    def _begin(self) -> None:
+        """Read the first shares."""
+        self._has_begun = True
         # In this order: a share that another node lets join between the two reads is in both of them, not in none.
         joining = self._joining()
-        active = turn.tx.active_shares(lane, after=_BEFORE_ALL, limit=self._page)
+        active = self._turn.tx.active_shares(self._lane, after=_BEFORE_ALL, limit=self._page)
         self._base = active[0].taken if active else 0.0
         self._last = active[-1] if len(active) == self._page else None  # None: all active shares have been read
-        if unkeyed is not None:
-            self._queues[UNKEYED] = unkeyed
-            joining.append(turn.tx.share(lane, UNKEYED))
+        if self._unkeyed is not None:
+            self._queues[UNKEYED] = self._unkeyed
+            joining.append(self._turn.tx.share(self._lane, UNKEYED))
         self._known = {share.key for share in active}
         joined = [self._joined(share) for share in joining if share.key not in self._known]
         self._known.update(self._taken)
-        self._heap: list[Share] = []
         self._compete([*active, *joined])
 
     def _joining(self) -> list[Share]:
@@ -140,6 +152,8 @@ class FairLane:
 
     def close(self) -> None:
         """Charge the keys for what was taken from them; call this after the tasks were saved."""
+        if not self._has_begun:
+            return
         self._turn.tx.charge(self._lane, self._taken, base=self._base, now=self._turn.now)
         if self._keys is None:
             return
@@ -160,6 +174,8 @@ class FairLane:
 
     def _least(self) -> Share | None:
         """Return the share that is next, after reading all that may be before it."""
+        if not self._has_begun:
+            self._begin()
         while True:
             while self._last is not None and not (self._heap and self._heap[0] <= self._last):
                 more = self._turn.tx.active_shares(self._lane, after=self._last, limit=self._page)

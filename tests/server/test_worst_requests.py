@@ -7,6 +7,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,7 +31,7 @@ from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Task, TaskInfo
+from leasekit.task import NewTask, Task, TaskInfo, Ticket
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -55,6 +56,7 @@ BIG = 256 * 1024
 class Work:
     """What the writer has done."""
 
+    statements: int = 0
     rows: int = 0
     read: int = 0
     """Bytes of values that came out of the store."""
@@ -106,6 +108,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
     def counted(self: SqliteSession, statement: Statement, **values: Any) -> list[tuple[Any, ...]]:
         found = rows(self, statement, **values)
+        work.statements += 1
         work.rows += len(found)
         work.read += sum(len(value) for row in found for value in row if isinstance(value, bytes | str))
         return found
@@ -255,9 +258,11 @@ async def test_values_successors_and_kinds_count_as_work_in_a_transaction(
     await bench.schedule({"kind": "k", "after": [f"a{n}" for n in range(100)]})
     (task, _) = (await bench.engine.claim(worker="w", kinds=["held"], limit=2, wait=0, claim_id="c")).tasks
     await bench.engine.claim(worker="w", kinds=[str(n) for n in range(MAX_KINDS)], limit=2, wait=0, claim_id="d")
+    tickets = [Ticket(id=str(n), fence=1) for n in range(9)]
+    await bench.engine.claim(worker="w", kinds=["k"], limit=2, wait=0, claim_id="e", tickets=tickets)
     item = {"id": task.id, "token": task.token, "outcome": "success", "result": "x" * BIG, "then": [{"kind": "k"}] * 9}
     await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item]}).results)
-    assert sizes == [2 + 256, 1 + 50, 1, 1 + 12, 1 + 256 + 9]
+    assert sizes == [2 + 256, 1 + 50, 1, 1 + 12, 1 + 9, 1 + 256 + 9]
 
 
 # Claims that wait
@@ -311,8 +316,66 @@ def waiting_claim(number: int, *, is_new: bool = True) -> claiming.WaitingClaim:
     return claiming.WaitingClaim(number, "w", f"c{number}", (f"k{number}",), 9, arrived_at=0.0, is_new=is_new)
 
 
+async def many_routes(bench: Bench, kinds: int, routes: int) -> Callable[..., Any]:
+    """Let tasks of so many kinds require so many labels each; return what claims them, with a worker that has all."""
+    labels = {f"label-{n}": "x" for n in range(routes)}
+    for kind in range(kinds):
+        await bench.schedule(*({"kind": f"k{kind}", "requires": {name: "x"}} for name in labels))
+    options: dict[str, Any] = {"kinds": [f"k{kind}" for kind in range(kinds)], "labels": labels, "wait": 0}
+    return lambda name: bench.engine.claim(worker=name, claim_id=name, limit=1, **options)
+
+
+async def test_claims_of_many_routes_share_no_transaction(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = await many_routes(bench, 10, 16)
+    monkeypatch.setattr(claiming, "_ROUTES", 400)
+    tried: list[int] = []
+    due_tasks = claiming._due_tasks
+
+    def noted(turn: UnitOfWork, requests: Sequence[claiming.WaitingClaim]) -> Any:
+        tried.append(len(requests))
+        return due_tasks(turn, requests)
+
+    monkeypatch.setattr(claiming, "_due_tasks", noted)
+    with anyio.fail_after(60):
+        answers = await asyncio.gather(*(claim(f"w{n}") for n in range(9)))
+    assert [len(answer.tasks) for answer in answers] == [1] * 9
+    assert sum(tried) == 9
+    assert max(tried) == 2  # 320 routes; each first claim is served whatever it looks at
+    monkeypatch.setattr(claiming, "_ROUTES", 1)
+    with anyio.fail_after(60):
+        assert len((await claim("w9")).tasks) == 1
+
+
+async def test_claims_of_many_routes_of_one_token_go_before_no_claim_of_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await many_routes(bench, 10, 16)
+    monkeypatch.setattr(claiming, "_ROUTES", 200)
+    kinds = [f"k{kind}" for kind in range(10)]
+
+    def request(number: int, claim_id: str, kinds: Sequence[str]) -> claiming.WaitingClaim:
+        return claiming.WaitingClaim(number, "w", claim_id, kinds, 1, 0.0)
+
+    heavy = [request(number, f"one/{number}", kinds) for number in range(5)]
+    others = [request(5, "two/5", kinds), request(6, "three/6", ["other"]), request(7, "one/7", ["other"])]
+    other = request(8, "four/8", ["k0"])
+    with bench.engine._store.transaction() as tx:
+        turn = UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1))
+        served, later = claiming._in_reach(turn, [*heavy, *others, other])
+    assert [one.number for one in served] == [0, 6, 7, 8]
+    assert {one.number for one in later} == {1, 2, 3, 4, 5}
+
+
+async def test_a_claim_reads_no_more_lanes_than_it_takes_tasks_from(bench: Bench) -> None:
+    claim = await many_routes(bench, 20, 16)
+    done(bench)
+    assert len((await claim("w")).tasks) == 1
+    assert done(bench).statements < 100  # the lanes of one kind are compared, of 320
+
+
+@pytest.mark.parametrize("by_tickets", [False, True])
 async def test_big_answers_to_many_claims_and_to_their_repeats_are_read_in_many_turns(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_tickets: bool
 ) -> None:
     count, most = 12, 4 * BIG
     monkeypatch.setattr(claiming, "_ANSWER", most)
@@ -320,11 +383,15 @@ async def test_big_answers_to_many_claims_and_to_their_repeats_are_read_in_many_
     store = SqliteStore(tmp_path / "other.db")
     store.open()
     with store.transaction() as tx:
-        tasks = [NewTask(kind=f"k{n}", payload=Raw(b'"%s"' % (b"x" * BIG))) for n in range(count) for _ in range(4)]
+        big = Raw(b'"%s"' % (b"x" * BIG))
+        tasks = [NewTask(kind=f"k{n}", id=f"{n}-{m}", payload=big) for n in range(count) for m in range(4)]
         frontend.schedule(UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1)), tasks)
     tokens = [set[str](), set[str]()]
     for found in tokens:
         waiting = [waiting_claim(n) for n in range(count)]
+        if by_tickets:
+            tickets = [[Ticket(id=f"{n}-{m}", fence=1) for m in range(4)] for n in range(count)]
+            waiting = [replace_fields(one, tickets=of) for one, of in zip(waiting, tickets, strict=True)]
         while waiting:
             done(bench)
             with store.transaction() as tx:

@@ -1,7 +1,8 @@
 """Claims: grant due tasks to workers. A part of the heartbeat and status controller (`hsc`), in a file of its own."""
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import Raw
@@ -9,6 +10,7 @@ from msgspec.structs import replace
 
 from leasekit._lifecycle.transitions import grant, is_held
 from leasekit.server.due_tasks import DueTasks
+from leasekit.server.fair_bound import caller_of
 from leasekit.server.ids import tokens
 from leasekit.server.roles import drains, gates, start_deadlines
 from leasekit.server.roles.consumer import reap
@@ -17,7 +19,7 @@ from leasekit.server.rooms import Why
 from leasekit.server.store import ClaimMemory, Content, Trigger
 from leasekit.server.store.damage import content_fault, log, set_aside
 from leasekit.server.store.gates import KIND
-from leasekit.server.store.routes import NO_LABELS, fits, fitting, gets_at_once, is_route, kind_of, ready_after
+from leasekit.server.store.routes import MOST, NO_LABELS, fits, fitting, gets_at_once, is_route, kind_of, ready_after
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task, Ticket
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
@@ -28,6 +30,9 @@ _ANSWER = 8 * 1024 * 1024
 
 All answers of one transaction together have at most about twice as many, because heartbeats wait while values are read.
 """
+
+_ROUTES = 3000
+"""Routes of kinds that the claims of one transaction look at, about, each counted for each claim."""
 
 _ALWAYS_FIT = _ANSWER // (MAX_PAYLOAD + MAX_PROGRESS)
 _NULL = Raw(b"null")
@@ -79,11 +84,13 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     present = sorted(open_claims, key=lambda item: item.number)
     full: dict[str, tuple[float, Why]] = {}
     if any(item.tickets for item in waiting):
-        for item in (item for item in present if item.tickets):
-            answers.update(_served_by_tickets(turn, item))
+        answers.update(_by_tickets(turn, [item for item in present if item.tickets]))
         waiting = [item for item in waiting if not item.tickets]
         present = [item for item in present if not item.tickets]
     if present:
+        present, later = _in_reach(turn, present)
+        answers.update((id(item), Answer(again=True)) for item in later)
+        waiting = [item for item in waiting if item not in later] if later else waiting
         reap(turn)
         due_tasks = _due_tasks(turn, present)
         answers.update(_served(turn, present, due_tasks))
@@ -92,6 +99,36 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
         emptied = [item for item in present if _took_all(item, answers.get(id(item)))]
         _note_what_is_left(turn, waiting, emptied, full, tried=len(requests))
     return [answers.get(id(item), _NOTHING) for item in requests]
+
+
+def _in_reach(turn: UnitOfWork, requests: list[WaitingClaim]) -> tuple[list[WaitingClaim], Collection[WaitingClaim]]:
+    """Return those of these claims whose kinds have `_ROUTES` routes together at most, or none; and the others.
+
+    The first one of all is among them, whatever it looks at. Callers take turns.
+    """
+    if len(requests) == 1 or sum(len(request.kinds) for request in requests) * MOST <= _ROUTES:
+        return requests, ()
+    routes = Counter(map(kind_of, turn.tx.routes({kind for request in requests for kind in request.kinds})))
+    later: set[WaitingClaim] = set()
+    room = _ROUTES
+    for number, request in enumerate(_in_turns(requests)):
+        looks = sum(routes[kind] for kind in request.kinds)
+        if looks > room and number:
+            later.add(request)
+        else:
+            room = max(0, room - looks)  # claims that look at none are served in any case
+    return [request for request in requests if request not in later], later
+
+
+def _in_turns(requests: Sequence[WaitingClaim]) -> list[WaitingClaim]:
+    """Return the first claim of each caller, then the second ones, and so on."""
+    counts: Counter[str] = Counter()
+    turns: dict[int, int] = {}
+    for request in requests:
+        caller = caller_of(request.claim_id)
+        counts[caller] += 1
+        turns[id(request)] = counts[caller]
+    return sorted(requests, key=lambda request: turns[id(request)])
 
 
 def _took_all(request: WaitingClaim, answer: Answer | None) -> bool:
@@ -167,9 +204,14 @@ def _repeated(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, A
             answers[id(request)] = Answer(again=True)
             continue
         tasks = _held_tasks(turn, memory)
-        room -= sum(len(memoryview(value)) for task in tasks for value in (task.payload, task.progress))
+        room -= _size(tasks)
         answers[id(request)] = Answer(Claimed(tasks=tasks, waited=memory.waited))
     return answers
+
+
+def _size(tasks: Sequence[Task]) -> int:
+    """Return the bytes of users' values."""
+    return sum(len(memoryview(value)) for task in tasks for value in (task.payload, task.progress))
 
 
 def _held_tasks(turn: UnitOfWork, memory: ClaimMemory) -> list[Task]:
@@ -236,6 +278,20 @@ def _answered(
         grants = [(row.seq, row.token or "") for row in rows]
         memories.append(ClaimMemory(request.worker, request.claim_id, turn.now, waited, grants))
     turn.tx.remember_claims(memories)
+    return answers
+
+
+def _by_tickets(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> dict[int, Answer]:
+    """Grant the tasks of these claims' tickets, until all answers together are big: the others are tried again."""
+    answers: dict[int, Answer] = {}
+    room = _ANSWER
+    for request in requests:
+        if room <= 0:
+            answers[id(request)] = Answer(again=True)
+            continue
+        answers.update(_served_by_tickets(turn, request))
+        claimed = answers[id(request)].claimed
+        room -= 0 if claimed is None else _size(claimed.tasks)
     return answers
 
 

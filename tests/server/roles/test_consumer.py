@@ -14,7 +14,7 @@ from leasekit.task import Beat, FixedDelays, Stats, Status
 from tests.sampling import slow_after
 from tests.server.conftest import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow_with("postgres")]
 
 HELD = Trigger(
     1, "a", "k", 2, 10.0, 20.0, Status.PROCESSING, 7, 3, 1, 1, False, "w", "token", 500.0, None  # noqa: FBT003

@@ -14,7 +14,7 @@ from leasekit.server.roles import selection
 from leasekit.task import Exponential, HistoryEntry, NewTask, Outcome, Stats, Status, TaskInfo
 from tests.server.conftest import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow_with("postgres")]
 
 
 def at(seconds: float) -> datetime:

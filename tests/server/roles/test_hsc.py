@@ -10,7 +10,7 @@ from leasekit.server.ids import successor_id
 from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Polynomial, Settlement
 from tests.server.conftest import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow_with("postgres")]
 
 
 # Heartbeats

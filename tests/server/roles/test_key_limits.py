@@ -14,7 +14,7 @@ from leasekit.task import KindSettings, Outcome, Task
 from tests.sampling import slow_after
 from tests.server.conftest import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow_with("postgres")]
 
 
 async def limit(bench: Bench, most: int | None = 1, **settings: Any) -> None:
@@ -344,7 +344,6 @@ async def test_the_tasks_of_full_keys_are_counted_as_due(bench: Bench) -> None:
     assert (backlog.due, backlog.later, backlog.keys, round(backlog.age)) == (2, 0, 1, 7)
 
 
-@pytest.mark.slow_with("postgres")
 @pytest.mark.parametrize("seed", slow_after(1, range(4)))
 async def test_random_histories_keep_the_limit_and_start_each_task(bench: Bench, seed: int) -> None:
     random, most = Random(seed), 2

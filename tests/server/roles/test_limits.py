@@ -8,7 +8,7 @@ import pytest
 from leasekit.task import KindSettings, Outcome, Settlement, Task
 from tests.server.conftest import Bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow_with("postgres")]
 
 
 async def limit(bench: Bench, kind: str = "k", **settings: Any) -> None:

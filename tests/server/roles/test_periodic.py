@@ -22,7 +22,7 @@ from leasekit.task import KindSettings, Scheduled, Status
 from leasekit.wire import PurgeRequest
 from tests.server.conftest import Bench, plain
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow_with("postgres")]
 
 HOUR = 3600
 START = 1_000_800  # the first full hour after the bench's clock begins, and 800 s later

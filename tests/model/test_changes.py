@@ -27,7 +27,7 @@ from tests.redis_server import Server
 pytestmark = pytest.mark.soak
 
 PERIODIC = "p"
-_MOMENT = 1 / 1024  # seconds: exact in binary, so that no sum of times is rounded
+_MOMENT = 1 / 64  # seconds: whole microseconds, and exact in binary, so that no time is rounded on its way
 LACKING: list[dict[str, Any]] = [
     {"start_deadline": 5.0}, {"debounce": 5.0, "dedupe_key": "a"}, {"dedupe_scope": "live", "dedupe_key": "a"},
 ]  # fmt: skip

@@ -292,4 +292,5 @@ def test_whatever_the_rhythm_slots_are_not_left_idle(
     assert all(life.ended_at for life in auto)
     ideal = simulate([0.0] * count, polling, slots=slots)
     # Its first claim is for the slots alone, as nothing is known: all may be later by the cost of two calls or so.
-    assert mean(auto) <= 1.1 * mean(ideal) + 3 * cost
+    # With one slot, and waits of some ten calls, the size found is up to a fifth short of the best one.
+    assert mean(auto) <= 1.25 * mean(ideal) + 3 * cost

@@ -160,7 +160,8 @@ class GroupCommit:
 
         If nothing of it waits there, a request of any size fits.
         """
-        return self._waiting[rank].room(CALLER.get() if caller is None else caller, rank.capacity)
+        with self._wake:  # the writer may take the last of them at this moment
+            return self._waiting[rank].room(CALLER.get() if caller is None else caller, rank.capacity)
 
     def later(self) -> float:
         """Return the seconds after which a refused request may be repeated: random, so that repeats are spread."""

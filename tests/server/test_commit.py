@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -168,6 +169,35 @@ async def test_callers_take_turns_and_none_fills_the_queue_of_a_class(
             await asyncio.gather(ahead, *asking)
         assert commit.backlog["lasts"] == 0
     assert recorder.turns == [["ahead"], ["0x", "other's"], ["1x", "2x"], ["3x", "4x"]]
+
+
+async def test_the_room_of_a_queue_is_told_though_the_writer_takes_from_it_at_that_moment(recorder: Recorder) -> None:
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        asking = commit.begin(recorder.last, "a", size=2)
+
+        class Taken(Counter[str]):
+            """What waits is taken by another thread, if that may, as soon as somebody has looked."""
+
+            def __getitem__(self, caller: str) -> int:
+                waiting = super().__getitem__(caller)
+                if threading.current_thread() is threading.main_thread():
+                    writer = threading.Thread(target=self.take)
+                    writer.start()
+                    writer.join()
+                return waiting
+
+            def take(self) -> None:
+                if commit._wake.acquire(blocking=False):
+                    self.clear()
+                    commit._wake.release()
+
+        waiting = commit._waiting[recorder.last]
+        waiting._of = Taken(waiting._of)
+        assert commit.room(recorder.last) == recorder.last.capacity - 2
+        recorder.may_go.set()
+        with anyio.fail_after(60):
+            await asyncio.gather(ahead, asking)
 
 
 async def test_one_bad_request_fails_alone(recorder: Recorder) -> None:

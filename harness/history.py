@@ -24,7 +24,7 @@ Which component writes which event, and at which moment:
   a handler                Started before its first line, Effect before each side effect, Stopped after its last line
   what observes processes  Began, Ended (reaped: no code of the process runs from here on), Draining, Paused, Resumed,
                            Frozen, Thawed
-  the store, if it can     Issued, Extended, Closed, Redriven, Replaced as they are committed; GateChanged,
+  the store, if it can     Issued, Extended, Closed, Redriven, Rescheduled, Replaced as they are committed; GateChanged,
                            KindChanged, DrainChanged, after the leases of the same transaction; Served: each item that
                            was answered
   the harness              Fault when a fault has taken effect, FaultsOver, and after a full drain a Final for each task
@@ -154,14 +154,15 @@ class RescheduleAsked(Event, frozen=True, kw_only=True):
     """A waiting task is about to be given another due time."""
 
     task: str
+    request: str = ""  # the id of the request; empty: a bulk act's
+    due_by_store: float | None = None  # the due time by the store's clock
 
 
 class RescheduleAnswered(Event, frozen=True, kw_only=True):
-    """The service has given a waiting task another due time."""
+    """The service has given a waiting task another due time: now, or when the request came for the first time."""
 
     task: str
     asked_at: float
-    due_by_store: float  # the due time by the store's clock
 
 
 class BulkAsked(Event, frozen=True, kw_only=True):
@@ -294,6 +295,13 @@ class Redriven(LeaseEvent, frozen=True, kw_only=True):
     """An operator's redrive has begun a new life of the task: leases with greater fences belong to it."""
 
 
+class Rescheduled(Event, frozen=True, kw_only=True):
+    """A task has another due time or priority, which a request has brought."""
+
+    task: str
+    request: str  # the id of the request
+
+
 class Replaced(Event, frozen=True, kw_only=True):
     """A task has another payload and another due time, which a later request has brought."""
 
@@ -372,7 +380,8 @@ _Any = (
     Began | Ended | Draining | Paused | Resumed | Frozen | Thawed | Asked | Acknowledged | CancelAsked | CancelAnswered
     | RescheduleAsked | RescheduleAnswered | BulkAsked | BulkAnswered | PeriodicSet
     | Granted | Renewed | Refused | Lost | SettleAsked | SettleAnswered | Started | Effect | Stopped | Issued | Extended
-    | Closed | Redriven | Replaced | GateChanged | KindChanged | DrainChanged | Served | Fault | FaultsOver | Final
+    | Closed | Redriven | Rescheduled | Replaced | GateChanged | KindChanged | DrainChanged | Served | Fault
+    | FaultsOver | Final
 )  # fmt: skip
 
 E = TypeVar("E", bound=Event)

@@ -88,6 +88,7 @@ class Life:
     reschedule_asked: list[log.RescheduleAsked] = field(default_factory=list[log.RescheduleAsked])
     reschedule_answered: list[log.RescheduleAnswered] = field(default_factory=list[log.RescheduleAnswered])
     redriven: list[log.Redriven] = field(default_factory=list[log.Redriven])
+    rescheduled: list[log.Rescheduled] = field(default_factory=list[log.Rescheduled])
     replaced: list[log.Replaced] = field(default_factory=list[log.Replaced])
     leases: dict[int, Lease] = field(default_factory=dict[int, Lease])
     final: log.Final | None = None
@@ -230,6 +231,7 @@ class Lives:
                 | log.CancelAnswered()
                 | log.RescheduleAsked()
                 | log.RescheduleAnswered()
+                | log.Rescheduled()
                 | log.Replaced()
             ):
                 getattr(self.of(event.task), _LISTS[type(event)]).append(event)

@@ -2,6 +2,7 @@
 on what waits: bulk acts (A12), and submissions that replace others (A13).
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -56,22 +57,32 @@ def _has_failed(lives: Lives, task: str) -> bool:
 
 
 def _a8_rescheduled(lives: Lives) -> Iterator[Violation]:
-    """A task that was rescheduled is not granted before its new time, unless it was rescheduled again."""
+    """A task is not granted before the time of its last reschedule, and none is answered that was not written.
+
+    A reschedule counts from its commit. Its answer may be that to a repeat, and come after the next change.
+    """
+    if not lives.sees_store:
+        return
     for task, life in lives.tasks.items():
+        asks = {ask.request: ask for ask in life.reschedule_asked if ask.request}
+        for grant in (issued for lease in life.known for issued in lease.issued):
+            last = next((change for change in reversed(life.rescheduled) if change.at <= grant.at), None)
+            if last is None or (ask := asks.get(last.request)) is None or _waits_anew(life, last.at, grant.at):
+                continue
+            early = (ask.due_by_store or 0.0) - (math.inf if grant.by_store is None else grant.by_store)
+            if early > _ROUNDED:
+                why = f"it was granted {early:g} s before its new due time"
+                yield Violation(rule="A8", task=task, why=why, events=[ask, last, grant])
         for answer in life.reschedule_answered:
-            others = [ask.at for ask in life.reschedule_asked if ask.at != answer.asked_at]
-            for grant in (issued for lease in life.known for issued in lease.issued):
-                is_early = grant.by_store is not None and grant.by_store < answer.due_by_store - _ROUNDED
-                is_later = any(at <= grant.at for at in others)
-                if grant.at > answer.at and is_early and not is_later and not _ran_between(life, answer.at, grant.at):
-                    why = f"it was granted {answer.due_by_store - (grant.by_store or 0):g} s before its new due time"
-                    yield Violation(rule="A8", task=task, why=why, events=[answer, grant])
+            if not any(answer.asked_at <= change.at <= answer.at for change in life.rescheduled):
+                why = "it was answered with a new due time, which was not written"
+                yield Violation(rule="A8", task=task, why=why, events=[answer])
 
 
-def _ran_between(life: Life, since: float, until: float) -> bool:
+def _waits_anew(life: Life, since: float, until: float) -> bool:
     """Whether another wait of the task began in between: after a run, by a redrive or by a debounced submission."""
-    ends = (end for lease in life.leases.values() for end in lease.closed)  # of a late result too
-    return any(since < event.at <= until for event in (*ends, *life.redriven, *life.replaced))
+    ends = (end for lease in life.known for end in lease.closed)  # of a late result too; a reschedule's own is of none
+    return any(since <= event.at <= until for event in (*ends, *life.redriven, *life.replaced))
 
 
 _FIRING = re.compile(r"(.+)@(\d{4}-\d\d-\d\dT[\d:.]+Z)")

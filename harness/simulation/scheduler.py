@@ -239,17 +239,14 @@ class Scheduler:
             if self.world.are_faults_over:
                 return
             due_at = self._wall() + chance.uniform(-600, 1800)
-            wanted = RescheduleRequest(
-                at=datetime.fromtimestamp(max(due_at, 0.0), UTC), request_id=f"{task_id}-reschedule-{number}"
-            )
+            request = f"{task_id}-reschedule-{number}"
+            wanted = RescheduleRequest(at=datetime.fromtimestamp(max(due_at, 0.0), UTC), request_id=request)
             asked_at = self.world.now
-            self.world.log(RescheduleAsked, self.process.who, task=task_id)
+            self.world.log(RescheduleAsked, self.process.who, task=task_id, request=request, due_by_store=due_at)
             change = partial(self._remote._call, "reschedule", (task_id, wanted))
             with suppress(BackendError):
                 if await call_until(partial(call_once, change, within=10.0), for_at_most=60.0) is not None:
-                    self.world.log(
-                        RescheduleAnswered, self.process.who, task=task_id, asked_at=asked_at, due_by_store=due_at
-                    )
+                    self.world.log(RescheduleAnswered, self.process.who, task=task_id, asked_at=asked_at)
 
     async def _cancel(self, task_id: str) -> None:
         await asyncio.sleep(self._chance.expovariate(0.005))

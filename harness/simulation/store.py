@@ -6,10 +6,21 @@ from typing import Any
 
 import msgspec
 
-from harness.history import Closed, DrainChanged, Event, Extended, GateChanged, Issued, KindChanged, Redriven, Replaced
+from harness.history import (
+    Closed,
+    DrainChanged,
+    Event,
+    Extended,
+    GateChanged,
+    Issued,
+    KindChanged,
+    Redriven,
+    Replaced,
+    Rescheduled,
+)
 from harness.recording import digest_of
 from harness.simulation.world import World
-from leasekit._lifecycle.states import LEASED
+from leasekit._lifecycle.states import LEASED, RESCHEDULED
 from leasekit.errors import Unavailable
 from leasekit.server.store import (
     NOT_DECLARED,
@@ -117,7 +128,7 @@ class _Watched:
         self.steps: list[Trigger] = []
         self.outcomes: dict[tuple[int, int], str] = {}  # of the runs that ended
         self.claims: dict[str, str] = {}  # token → the claim that granted it
-        self.changes: list[tuple[type[Event], dict[str, Any]]] = []  # of gates and limits: events, and their fields
+        self.changes: list[tuple[type[Event], dict[str, Any]]] = []  # other than of leases: events, and their fields
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tx, name)
@@ -187,3 +198,6 @@ class _Watched:
     def add_runs(self, runs: Sequence[Run]) -> None:
         self.outcomes.update(((run.seq, run.fence), run.outcome) for run in runs)
         self._tx.add_runs(runs)
+        requests = {run.seq: run.token for run in runs if run.outcome == RESCHEDULED}
+        for seq, row in self._tx.triggers_of(requests).items() if requests else ():
+            self.changes.append((Rescheduled, {"task": row.id, "request": requests[seq]}))

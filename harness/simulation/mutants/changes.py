@@ -50,6 +50,11 @@ _BY_HISTORIES: Mapping[str, Mutant] = {
         ),
         by=Histories("changes", ["A8"]),
     ),
+    "reschedule-not-written": Mutant(
+        "A reschedule answers with the new time, and writes nothing.",
+        Edit("server.roles.rescheduling:reschedule", "desk.save()", "None"),
+        by=Histories("changes", ["A8"]),
+    ),
     "bulk-act-spreads": Mutant(
         "A bulk act changes tasks that were scheduled after its dry run.",
         Edit("server.roles.selection:Stretch.next", "min(first + LOOK - 1, last)", "first + LOOK - 1"),

@@ -7,7 +7,7 @@ import pytest
 from leasekit.errors import Refused
 from leasekit.server.roles import gates
 from leasekit.task import NewTask, Scheduled, Ticket
-from leasekit.wire import GateRequest, PurgeRequest
+from leasekit.wire import GateRequest, PurgeRequest, RescheduleRequest
 from tests.server.conftest import Bench, plain
 
 pytestmark = pytest.mark.anyio
@@ -150,6 +150,21 @@ async def test_a_repeat_of_the_submission_that_made_the_task_is_no_conflict(benc
     repeated = await submit(bench, 1, id="a")
     assert (repeated.id, repeated.created, repeated.conflict, repeated.replaced) == ("a", False, False, False)
     assert plain((await bench.info("a")).payload) == 2  # an older submission replaces no newer one
+
+
+async def test_a_reschedule_that_is_repeated_after_a_submission_changes_nothing(bench: Bench) -> None:
+    task_id = (await submit(bench, 1)).id
+    wanted = RescheduleRequest(delay=50, request_id="r")
+    await bench.engine.operations.reschedule(task_id, wanted, by="ada")  # the answer was lost
+    bench.clock.advance(1)
+    await submit(bench, 2)
+    at = (await bench.info(task_id)).at
+    bench.clock.advance(1)
+    again = await bench.engine.operations.reschedule(task_id, wanted, by="ada")
+    assert again is not None
+    assert (again.status, again.at, (await bench.info(task_id)).at) == ("new", at, at)
+    await bench.later(9)
+    assert plain((await bench.take()).payload) == 2
 
 
 async def test_a_task_that_was_cancelled_is_not_replaced(bench: Bench) -> None:

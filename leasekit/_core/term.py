@@ -31,15 +31,16 @@ def granted_at(asked_at: float, waited: float | None, *, answered_at: float) -> 
 class Term:
     """Track the trust in one lease. `key` identifies the lease to its owner; `heartbeats` are the settings for its ttl.
 
-    A term that is not `confirmed` may be over already (the service did not say when the lease was granted, or too
-    little of it is left). Such a term cannot be lost: its task must not begin before a heartbeat is acknowledged.
+    A term that is not `confirmed` may be over already, or just have been granted: its task must not begin before a
+    heartbeat is acknowledged. Such a term does not expire, and only strikes that last as long as a lease end it.
     """
 
     key: Any
     heartbeats: Heartbeats
     granted_at: float = field(kw_only=True)  # when the last acknowledged heartbeat, or the claim, was sent
     confirmed: bool = field(default=True, kw_only=True)
-    strikes: int = field(default=0, init=False)  # failed heartbeats in a row
+    strikes: int = field(default=0, init=False)  # failed heartbeats in a row …
+    failing_from: float = field(default=0.0, init=False)  # … and when the first of them was sent
     retries: int = field(default=0, init=False)  # failed heartbeats in this cycle
     not_before: float = field(default=0.0, init=False)  # when the next heartbeat may be tried
     has_news: bool = field(default=False, init=False)  # came since the last heartbeat left: the next may come early
@@ -58,14 +59,13 @@ class Term:
     def renewed(self, asked_at: float) -> None:
         """Record that a heartbeat sent at `asked_at` was acknowledged. Trust never moves back, though answers may."""
         self.granted_at = max(self.granted_at, asked_at)
-        self.strikes = 0
-        self.retries = 0
+        self.strikes = self.retries = 0
         self.confirmed = True
 
     def failed(self, asked_at: float) -> bool:
         """Count a heartbeat, sent at `asked_at`, as failed; return whether `max_failures` in a row end the lease."""
+        self.failing_from = self.failing_from if self.strikes else asked_at
         self.strikes += 1
         self.retries += 1
-        if self.strikes < self.heartbeats.max_failures:
-            return False
-        return asked_at - self.granted_at >= self.heartbeats.strikes_from
+        since = self.granted_at if self.confirmed else self.failing_from
+        return self.strikes >= self.heartbeats.max_failures and asked_at - since >= self.heartbeats.strikes_from

@@ -770,13 +770,15 @@ def test_an_unconfirmed_lease_is_tried_as_long_as_there_may_be_time_left() -> No
     assert term.place is cycle._waiting
 
 
-def test_an_unconfirmed_lease_that_may_be_over_is_given_up_after_max_failures() -> None:
+def test_an_unconfirmed_lease_that_may_be_over_outlives_an_outage_and_is_given_up_after_a_longer_one() -> None:
     cycle = cycle_of()
     term = unconfirmed(cycle, granted_at=-1000.0)
-    effects, now = fail(cycle, 3)
-    assert isinstance(effects[-1], Lost)
-    assert (effects[-1].term, effects[-1].reason) == (term, "strikes")
-    assert now < 20
+    effects, now = fail(cycle, 28)
+    assert effects == []
+    assert now < cycle.heartbeats.outage_survived
+    effects, now = fail(cycle, 26)
+    assert [(effect.term, effect.reason) for effect in effects] == [(term, "strikes")]
+    assert cycle.heartbeats.strikes_from <= now < cycle.heartbeats.slack
 
 
 def test_an_unconfirmed_lease_does_not_rest() -> None:

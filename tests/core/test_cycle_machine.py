@@ -68,6 +68,7 @@ class CycleMachine(RuleBasedStateMachine):
         self.ended: set[Term] = set()  # lost, removed, or of another ttl by now
         self.granted: dict[Term, float] = {}
         self.strikes: Counter[Term] = Counter()
+        self.failing_from: dict[Term, float] = {}  # when the first of these was sent
         self.renewed_in: dict[Term, int] = {}  # the last cycle in which it was
         self.turns = 0  # that the cycle has been told of
         self.last_slot = -math.inf
@@ -191,8 +192,11 @@ class CycleMachine(RuleBasedStateMachine):
             case "gone":
                 must_be_lost = True
             case "failed":
+                if not self.strikes[term]:
+                    self.failing_from[term] = asked_at
                 self.strikes[term] += 1
-                silent = asked_at - self.granted[term] >= self.heartbeats.strikes_from
+                since = self.granted[term] if was_confirmed else self.failing_from[term]
+                silent = asked_at - since >= self.heartbeats.strikes_from
                 must_be_lost = self.strikes[term] >= self.heartbeats.max_failures and silent
             case _:
                 pass

@@ -110,11 +110,24 @@ def test_a_success_clears_strikes_and_retries() -> None:
     assert (term.strikes, term.retries) == (0, 0)
 
 
-def test_an_unconfirmed_lease_is_given_up_after_max_failures_once_its_time_may_be_over() -> None:
-    """A service that is away for a moment costs no task its first heartbeat: the time that is left counts."""
+def test_an_unconfirmed_lease_that_may_be_over_survives_the_outage_that_others_survive() -> None:
+    """It may have been granted long ago, or just now: a service that is away for a moment costs no task its lease."""
+    heartbeats = Heartbeats()
+    late = 3 * heartbeats.ttl
+    assert fails(term_at(confirmed=False), late, late + 5, late + 10, late + heartbeats.outage_survived) == [False] * 4
+
+
+def test_an_unconfirmed_lease_is_given_up_once_its_heartbeats_have_failed_for_as_long_as_a_lease_lasts() -> None:
     late = Heartbeats().strikes_from
-    assert fails(term_at(confirmed=False), 0.0, 0.1, 0.2, late - 1) == [False] * 4
-    assert fails(term_at(confirmed=False), late, late + 0.1, late + 0.2) == [False, False, True]
+    assert fails(term_at(confirmed=False), 500.0, 510.0, 500 + late - 1, 500 + late) == [False, False, False, True]
+
+
+def test_the_strikes_of_a_lease_that_was_confirmed_count_from_its_last_acknowledged_beat() -> None:
+    term = term_at(confirmed=False)
+    fails(term, 500.0)
+    term.renewed(510.0)
+    late = 510 + Heartbeats().strikes_from
+    assert fails(term, late - 1, late, late + 1) == [False, False, True]
 
 
 # When a claim was granted -----------------------------------------------------------------------------------------

@@ -45,8 +45,14 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "strikes-at-once": Mutant(
         "Three failed beats end a lease, however soon they come.",
-        Edit("_core.term:Term.failed", "asked_at - self.granted_at >= ...", "True"),
+        Edit("_core.term:Term.failed", "asked_at - since >= ...", "True"),
         by=Histories("outages", ["L3"]),
+    ),
+    "unconfirmed-judged-by-its-age": Mutant(
+        "Three failed beats end a lease that came late, although it may have been granted just now.",
+        Edit("_core.term:Term.failed", "self.granted_at if self.confirmed else self.failing_from", "self.granted_at"),
+        test="tests/core/test_term.py::test_an_unconfirmed_lease_that_may_be_over_survives_the_outage_that_others_survive",
+        why_test="L3 counts from when the claim was sent: where its answer came so late, the faults were as long",
     ),
     "no-margin": Mutant(
         "Nothing is left between the end of trust and the end of the lease.",

@@ -83,7 +83,7 @@ class Recorded(ForwardingScheduler):
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:
         asked_at = self._now()
         verdicts = await self.backend.beat(beats)
-        for beat, verdict in zip(beats, verdicts, strict=False):  # a garbled answer is passed on unchanged
+        for beat, verdict in _answers(beats, verdicts):
             fence = self.fence_of(beat.id, beat.token)
             lease = {"task": beat.id, "fence": fence, "asked_at": asked_at}
             if fence is None or verdict.id != beat.id:
@@ -101,7 +101,7 @@ class Recorded(ForwardingScheduler):
                 self._log.add(history.SettleAsked, **report)
         asked_at = self._now()
         verdicts = await self.backend.settle(settlements)
-        for report, verdict in zip(reports, verdicts, strict=False):
+        for report, verdict in _answers(reports, verdicts):
             # A verdict on another task is refused by its reader.
             is_heard = verdict.id == report["task"] and verdict.verdict in ("settled", "gone")
             if report["fence"] is not None and is_heard:
@@ -147,6 +147,11 @@ class Recorded(ForwardingScheduler):
     async def aclose(self) -> None:
         """Close the wrapped backend; the log stays open."""
         await self.backend.aclose()
+
+
+def _answers(asked: Sequence[V], verdicts: Sequence[Verdict]) -> list[tuple[V, Verdict]]:
+    """Return what was asked, each with its verdict. Of an answer of another length, its reader believes none."""
+    return list(zip(asked, verdicts, strict=True)) if len(asked) == len(verdicts) else []
 
 
 def digest(settlement: Settlement) -> str:

@@ -208,6 +208,22 @@ class Lives:
         return [(stop, min(start for start in starts if start >= stop)) for stop in stops if stop <= starts[-1]]
 
     @cached_property
+    def unserved(self) -> list[tuple[float, float]]:
+        """The times between the end of the last server that ran and the start of the next one."""
+        ran = [
+            (server.began.at, math.inf if server.ended is None else server.ended.at)
+            for server in self.servers
+            if server.began is not None
+        ]
+        gaps: list[tuple[float, float]] = []
+        until = -math.inf
+        for began_at, ended_at in (*sorted(ran), (math.inf, math.inf)):
+            if began_at > until > -math.inf:
+                gaps.append((until, began_at))
+            until = max(until, ended_at)
+        return gaps
+
+    @cached_property
     def may_extend(self) -> list[float]:
         """When the service may have extended all leases: its starts, its stalls, and the failures of its disk."""
         starts = [server.began.at for server in self.servers if server.began is not None]

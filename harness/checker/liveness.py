@@ -220,14 +220,18 @@ def _l3_outage(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _stretches(lives: Lives, who: str, since: float, until: float, bridge: float) -> Iterator[tuple[float, float]]:
-    """The times of faults that hit this process; faults no further apart than `bridge` count as one."""
+    """The times of faults that hit this process; faults no further apart than `bridge` count as one.
+
+    While no server runs, something is wrong for as long as that lasts, whatever the faults say: a server that does not
+    come up is started again.
+    """
     process = lives.process(who)
     wrong = [
         (fault.at, fault.at + fault.lasts)
         for fault in lives.faults
         if fault.target in ("", who) and fault.at < until and fault.at + fault.lasts >= since
     ]
-    wrong += [(begin, end) for begin, end in process.stood if begin < until and end >= since]
+    wrong += [(begin, end) for begin, end in (*process.stood, *lives.unserved) if begin < until and end >= since]
     begin = end = -math.inf
     for fault_at, over_at in sorted(wrong):
         if fault_at > end + bridge:

@@ -626,6 +626,30 @@ def test_l3_a_lease_of_a_long_ttl_survives_more_than_one_of_a_short_ttl() -> Non
     assert found([*events, *outage], replace(RULES, heartbeats=Heartbeats())) == {"L3"}
 
 
+@pytest.mark.parametrize(("back_at", "broken"), [(160.0, {"L3"}), (245.0, set[str]())])
+def test_l3_the_outage_of_a_server_that_does_not_come_up_lasts_until_it_does(back_at: float, broken: set[str]) -> None:
+    """It was killed for 10 s, failed to start again, and was started once more."""
+    servers = [
+        Began(at=0.0, who="server#1", role="server"),
+        Ended(at=100.0, who="server#1", how="killed"),
+        Began(at=110.0, who="server#2", role="server"),
+        Ended(at=110.0, who="server#2", how="killed"),
+        Began(at=back_at, who="server#3", role="server"),
+    ]
+    outage = [Fault(at=100.0, who="world", name="server_kill", lasts=10.0)]
+    assert found([*lost(250.0), *servers, *outage], replace(RULES, heartbeats=Heartbeats())) == broken
+
+
+def test_l3_the_end_of_one_of_several_servers_is_no_outage() -> None:
+    servers = [
+        Began(at=0.0, who="node-0#1", role="server"),
+        Began(at=0.0, who="node-1#1", role="server"),
+        Ended(at=100.0, who="node-0#1", how="killed"),
+        Began(at=245.0, who="node-0#2", role="server"),
+    ]
+    assert found([*lost(250.0), *servers], replace(RULES, heartbeats=Heartbeats())) == {"L3"}
+
+
 def test_l3_a_lease_that_the_service_took_is_no_loss() -> None:
     gone = Refused(at=249.9, who="w", task="a", fence=1, asked_at=249.8, reason="expired")
     assert found([*lost(250.0), gone], replace(RULES, heartbeats=Heartbeats())) == set()

@@ -1,6 +1,6 @@
 """A recorded backend is the backend, and its log is what a checker wants of a worker and a scheduler."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from harness.history import (
 from harness.recording import Recorded
 from leasekit.backend import Capabilities, Scheduler
 from leasekit.errors import Unavailable
-from leasekit.task import Beat, NewTask, Settlement, Task
+from leasekit.task import Beat, NewTask, Settlement, Task, Verdict
 from leasekit.testing import faults
 from leasekit.testing.clock import FakeClock
 from leasekit.testing.contract import DeadLettersContract
@@ -147,6 +147,25 @@ async def test_a_beat_counts_from_when_it_left(
     (renewed,) = logged(path, Renewed)
     assert isinstance(renewed, Renewed)
     assert (renewed.at - renewed.asked_at, renewed.ttl) == (5, 300)
+
+
+async def test_of_an_answer_that_lacks_a_verdict_its_reader_believes_none(
+    recorded: Recorded, memory: MemoryBackend, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await claimed(recorded, 2)
+    beaten, settled = memory.beat, memory.settle
+
+    async def all_but_the_last_beat(beats: Sequence[Beat]) -> list[Verdict]:
+        return (await beaten(beats))[:-1]
+
+    async def all_but_the_last_settlement(settlements: Sequence[Settlement]) -> list[Verdict]:
+        return (await settled(settlements))[:-1]
+
+    monkeypatch.setattr(memory, "beat", all_but_the_last_beat)
+    monkeypatch.setattr(memory, "settle", all_but_the_last_settlement)
+    assert len(await recorded.beat([beat(first), beat(second)])) == 1
+    assert len(await recorded.settle([result(first), result(second)])) == 1
+    assert logged(path, Renewed, SettleAnswered) == []
 
 
 async def test_a_refused_beat_says_why(recorded: Recorded, faulty: Faulty, path: Path) -> None:

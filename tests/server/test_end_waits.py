@@ -230,16 +230,6 @@ async def test_requests_that_are_given_up_leave_nothing_behind(engine: Engine) -
 # News that is lost --------------------------------------------------------------------------------------------
 
 
-async def test_an_end_of_which_no_news_came_is_found_by_a_look(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_waits, "_PERIOD", 0.01)
-    monkeypatch.setattr(engine.commit, "_on_over", lambda _: None)
-    await engine.schedule([NewTask(kind="k", id="a")])
-    request = await waiting(engine, "a")
-    await engine.cancel(["a"])
-    info = await answer_to(request)
-    assert info.status is Status.CANCELLED
-
-
 class Fake:
     """Waits over a store of which a test says what it answers."""
 
@@ -271,6 +261,16 @@ async def fake() -> AsyncIterator[Fake]:
     fake = Fake()
     yield fake
     await fake.waits.close()
+
+
+async def test_an_end_of_which_no_news_came_is_found_by_a_look(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_waits, "_PERIOD", 0.01)
+    fake.statuses = [Status.CANCELLED]
+    request = asyncio.create_task(fake.waits.get("a", 60))
+    await until(lambda: fake.looks)  # at once, and nothing is over yet
+    fake.over = {"a"}
+    info = await answer_to(request)
+    assert info.status is Status.CANCELLED
 
 
 async def test_a_dead_task_that_was_redriven_before_it_was_read_is_waited_for_on(fake: Fake) -> None:

@@ -55,11 +55,11 @@ server.http.needs:check
 + False
 tests/server/http/test_http_access.py::test_a_token_for_other_kinds_learns_and_changes_nothing[sqlite-nodes]
 
-foreign-tasks-shown: A task of a foreign kind is there.
+foreign-tasks-waited-for: A request waits for the end of a task of a foreign kind.
 server.http.needs:check
 - wanted.where is Where.TASK
 + False
-tests/server/http/test_http_access.py::test_a_foreign_task_is_answered_like_one_that_does_not_exist[sqlite]
+tests/server/http/test_http_access.py::test_nobody_waits_for_the_end_of_a_foreign_task[sqlite]
 
 errors-counted: Whoever may not read selects by what is in errors.
 server.http.needs:_check_filters

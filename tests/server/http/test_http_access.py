@@ -21,7 +21,7 @@ from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.roles.gates import Gated
 from leasekit.server.roles.periodic import Put
 from leasekit.server.roles.tokens import Create
-from leasekit.task import Beat, KindSettings, NewTask, Outcome, Settlement
+from leasekit.task import Beat, KindSettings, NewTask, Outcome, Settlement, TaskInfo
 from leasekit.tokens import SCOPES, Scope, digest_of, is_secret, new_secret
 from leasekit.wire import GateRequest, TokenRequest
 from tests.server.http.conftest import PATIENCE, Answer, Running, RunServer
@@ -296,6 +296,20 @@ def test_a_foreign_task_is_answered_like_one_that_does_not_exist(service: Servic
     there, not_there = (service.call(secret, "GET", f"/v1/tasks/{task}") for task in (foreign, "nobody"))
     assert there.json | {"detail": ""} == not_there.json | {"detail": ""}
     assert there.json["detail"].replace(foreign, "nobody") == not_there.json["detail"]
+
+
+def test_nobody_waits_for_the_end_of_a_foreign_task(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    get = service.server.engine.queries.get
+
+    async def noted(task_id: str, *, wait: float = 0) -> TaskInfo | None:
+        asked.append(task_id)
+        return await get(task_id, wait=wait)
+
+    monkeypatch.setattr(service.server.engine.queries, "get", noted)
+    secret, foreign, own = service.new(["read"]), service.task(FOREIGN), service.task(OWN)
+    answers = [service.call(secret, "GET", f"/v1/tasks/{task}?wait=0.01").status for task in (foreign, own)]
+    assert (answers, asked) == ([404, 200], [own])
 
 
 def test_a_task_that_became_a_foreign_one_while_a_request_waited_is_not_shown(

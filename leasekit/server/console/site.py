@@ -6,12 +6,12 @@ Rule 2: each answer has the headers below: nothing is loaded from elsewhere, no 
 """
 
 import asyncio
+import functools
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from leasekit.errors import Refused, Throttled, Unavailable
+from leasekit.errors import LeasekitError, Refused, Throttled, Unavailable
 from leasekit.server.access import LOCAL, Access
 from leasekit.server.console.desk import done, form_of, notice, planned
 from leasekit.server.console.pages import NAV, PAGES, Page
@@ -121,6 +121,14 @@ class Console:
         CALLER.set(access.caller)
         return access
 
+    async def _goes_on(self, request: Request) -> bool:
+        """Return whether who has sent this request may still look."""
+        try:
+            await self._access_of(request)
+        except (HTTPException, LeasekitError):
+            return False
+        return True
+
     async def _log_in(self, request: Request) -> Response:
         """Show the form for an access token, or begin a session with one."""
         fault = None
@@ -168,14 +176,13 @@ class Console:
     def _visit(self, request: Request, access: Access, form: Mapping[str, str] | None = None) -> Visit:
         given = parameters(request.scope["query_string"]) if form is None else form
         by = access.name if access.token_id is not None else None if request.client is None else request.client.host
-        auth = self._auth
         return Visit(
             engine=self._engine,
             given=given,
             access=access,
             may_act=self._mode == "on" and access.has(["operate"]) and READ_ONLY not in request.headers,
             by=by,
-            is_valid=lambda: auth is None or auth.is_valid(access),
+            goes_on=functools.partial(self._goes_on, request),
         )
 
     async def _page(self, request: Request, page: Page, access: Access) -> Response:
@@ -256,7 +263,7 @@ class _Written:
             del self._pages[next(iter(self._pages))]
 
 
-@cache
+@functools.cache
 def _content(name: str) -> tuple[bytes, str]:
     """Return a file of the console, and its tag."""
     content = resources.files("leasekit.server.console").joinpath("static", name).read_bytes()

@@ -1,6 +1,6 @@
 """A visit: one request for a page, and what pages need to answer it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar
@@ -20,6 +20,10 @@ Mode = Literal["read-only", "on"]
 _S = TypeVar("_S", bound=Struct)
 
 
+async def _always() -> bool:
+    return True
+
+
 @dataclass(frozen=True, kw_only=True)
 class Visit:
     """A request for a page, or for an act."""
@@ -34,8 +38,8 @@ class Visit:
     by: str | None = None
     """The name of the caller, for the log and the history of tasks."""
 
-    is_valid: Callable[[], bool] = lambda: True
-    """Whether the session goes on, for answers that take long."""
+    goes_on: Callable[[], Awaitable[bool]] = _always
+    """Return whether the session goes on, for answers that take long."""
 
     @property
     def now(self) -> datetime:

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 from starlette.exceptions import HTTPException
@@ -234,17 +234,27 @@ def test_pages_of_one_token_are_not_shown_to_another(door: Door) -> None:
     assert "Pause" not in door.see("kind?kind=k", reader).text
 
 
-def test_a_stream_ends_with_its_session(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["revoked", "left"])
+@pytest.mark.parametrize("path", ["pulse", "events?kind=idle", "events"])
+def test_a_stream_ends_with_its_session_and_tells_nothing_more(
+    door: Door, monkeypatch: pytest.MonkeyPatch, path: str, end: str
+) -> None:
     monkeypatch.setattr(streams, "_BEAT", 0.05)
-    cookie = door.log_in(door.token("viewer", "read"))
+    name = f"viewer {path} {end}"
+    cookie = door.log_in(door.token(name, "read"))
     connection: socket.socket = door.site.server.open()
     with connection:
-        connection.sendall(f"GET /console/pulse HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
+        connection.sendall(f"GET /console/{path} HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
         assert b"200 OK" in connection.recv(65536)
-        door.api("DELETE", "/v1/tokens/viewer")
+        if end == "left":
+            assert door.post("logout", cookie).status == 303
+        else:
+            door.api("DELETE", f"/v1/tokens/{quote(name, safe='')}")
+        door.api("POST", "/v1/tasks", {"tasks": [{"kind": "idle", "id": "told-to-nobody"}]})
         data = b""
         while not data.endswith(b"0\r\n\r\n"):  # the end of the answer
             data += connection.recv(65536)
+    assert b"told-to-nobody" not in data
 
 
 def test_without_tokens_this_machine_needs_no_session(site: Site) -> None:

@@ -15,7 +15,7 @@ from leasekit._driver.reporting import encoding
 from leasekit.errors import Refused
 from leasekit.ids import uuid7s
 from leasekit.task import NewTask
-from leasekit.wire import MAX_BATCH
+from leasekit.wire import MAX_BATCH, MAX_WAITS
 
 __all__ = ["alone", "parts", "placed", "with_ids"]
 
@@ -42,8 +42,13 @@ def with_ids(tasks: Sequence[NewTask]) -> list[NewTask]:
 
 def parts(tasks: Sequence[NewTask]) -> Iterator[tuple[int, Sequence[NewTask]]]:
     """Yield the tasks in parts for one call each, with the position of the first task; no tasks make one empty part."""
-    for first in range(0, max(1, len(tasks)), MAX_BATCH):
-        yield first, tasks[first : first + MAX_BATCH]
+    first = waits = 0
+    for at, task in enumerate(tasks):
+        if at - first == MAX_BATCH or waits + len(task.after) > MAX_WAITS:
+            yield first, tasks[first:at]
+            first, waits = at, 0
+        waits += len(task.after)
+    yield first, tasks[first:]
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from leasekit._leased_run import LeasedRun
 from leasekit.config import check_number
 from leasekit.errors import CannotDecode, NotHeld
 from leasekit.task import NewTask, Scheduled, Task, TaskInfo, TaskOptions
-from leasekit.wire import MAX_PAYLOAD
+from leasekit.wire import MAX_PAYLOAD, MAX_WAITS
 
 __all__ = ["Lease", "lease", "leased"]
 
@@ -84,6 +84,7 @@ class Lease:
     def __init__(self, run: LeasedRun) -> None:
         self._run = run
         self._then_size = 0  # bytes of all successors, as JSON
+        self._then_waits = 0  # tasks after which they run, together
         exits = self._exits = {None: functools.partial(leave, run)}  # a `with` statement takes the function away, once
         self._leave = functools.partial(leave, run)
         self._exit_function: Callable[..., Any] = functools.partial(exits.pop, None, self._leave)
@@ -243,12 +244,19 @@ class Lease:
         connection.check_accepts_work()
         if len(successors) + len(tasks) > _MAX_THEN:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
+        waits = self._then_waits + sum(len(task.after) for task in tasks)
+        if waits > MAX_WAITS:
+            raise ValueError(
+                f"the successors of task {self.task.id} run after {waits:,} tasks together, {MAX_WAITS:,} at most: "
+                "have a successor schedule the rest"
+            )
         checked = [encoding.successor(task, self._coding) for task in tasks]
         for task in checked:
             connection.check_dependencies(task)
         with connection.hooks.scheduling(checked) as traced:
             self._then_size = encoding.size_of_successors(traced, self._then_size)
             successors += traced
+            self._then_waits = waits
 
     @property
     def _coding(self) -> Coding:

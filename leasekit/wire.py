@@ -6,6 +6,7 @@ decoded and encoded again.
 """
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -35,7 +36,7 @@ from leasekit.tokens import KindPattern, Scope
 __all__ = [
     "FIRST_INSTANT", "LAST_INSTANT", "MAX_BATCH", "MAX_BODY", "MAX_ERROR", "MAX_KINDS", "MAX_NAMES", "MAX_NESTING",
     "MAX_NODES", "MAX_NODES_TOGETHER", "MAX_PAYLOAD", "MAX_PROGRESS", "MAX_SUCCESSORS", "MAX_THEN", "MAX_WAIT",
-    "REQUEST_HEADER", "STORE_HEADER",
+    "MAX_WAITS", "REQUEST_HEADER", "STORE_HEADER",
     "AwaitedTask", "BeatItem", "BeatsRequest", "CancelMatchingRequest", "CancelRequest", "CancelsRequest",
     "ChainRequest", "ChangedCollection", "ChangedKind", "ChangedTask", "ChangedToken", "ChangedWorker", "ClaimAnswer",
     "ClaimRequest", "DrainRequest", "EndedRequest",
@@ -55,6 +56,7 @@ MAX_THEN = 6 * 1024 * 1024  # all successors of one task: with its result they f
 MAX_BATCH = 1000
 MAX_KINDS = 100  # in one claim
 MAX_SUCCESSORS = 1000  # of all results in one request
+MAX_WAITS = 10_000  # tasks that those of one request run after, together
 MAX_WAIT = 60.0
 MAX_NESTING = 64
 FIRST_INSTANT, LAST_INSTANT = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -93,6 +95,9 @@ class SettlementItem(Settlement, frozen=True, kw_only=True, omit_defaults=True, 
 
 class ScheduleRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tasks: Annotated[list[NewTaskItem], _Batch]
+
+    def __post_init__(self) -> None:
+        _check_waits(self.tasks)
 
 
 class ScheduleAnswer(Struct, frozen=True, kw_only=True):
@@ -157,6 +162,16 @@ class ResultsRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"the results have {successors:,} successors together (`then`), {MAX_SUCCESSORS:,} at most: "
                 "send fewer results in one request"
             )
+        _check_waits(task for result in self.results for task in result.then)
+
+
+def _check_waits(tasks: Iterable[NewTask]) -> None:
+    waits = sum(len(task.after) for task in tasks)
+    if waits > MAX_WAITS:
+        raise ValueError(
+            f"the tasks run after {waits:,} others together (`after`), {MAX_WAITS:,} at most: "
+            "send fewer tasks in one request"
+        )
 
 
 # Not None where a parameter is absent: msgspec would read the value *null* as None.
@@ -197,7 +212,7 @@ class TaskFilters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     since: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
     until: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
     newest: bool = False
-    cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | UnsetType = UNSET
+    cursor: Annotated[str, Meta(max_length=128)] | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
 
 
@@ -313,7 +328,7 @@ class CancelMatchingRequest(TaskSelection, frozen=True, kw_only=True, omit_defau
     """Cancel nothing, and count; the answer has the token of the act."""
     token: Annotated[str, Meta(max_length=128)] | None = None
     """The token of the dry run, for the act and for further steps of the dry run."""
-    cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | None = None
+    cursor: Annotated[str, Meta(max_length=128)] | None = None
     """The cursor of the answer before; null: the first step."""
 
     def __post_init__(self) -> None:
@@ -352,7 +367,7 @@ class ChainRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
     id: Name
     """A task of the chain, whichever."""
-    cursor: Annotated[str, Meta(pattern=r"^[0-9]{1,18}\Z")] | None = None
+    cursor: Annotated[str, Meta(max_length=128)] | None = None
     """The cursor of the answer before; null: the first step."""
 
 
@@ -379,7 +394,7 @@ class PurgeRequest(TaskSelection, frozen=True, kw_only=True, omit_defaults=True,
     """The tasks; empty: those that match."""
     older_than: Seconds = 0.0
     """Seconds that have passed since the end of the task, at least."""
-    cursor: Annotated[str, Meta(max_length=512)] | None = None
+    cursor: Annotated[str, Meta(max_length=128)] | None = None
     """The cursor of the answer before: where the purge goes on."""
     dry_run: bool = False
     """Remove nothing, and count what would be removed."""
@@ -403,7 +418,7 @@ class RedriveRequest(TaskSelection, frozen=True, kw_only=True, omit_defaults=Tru
     """The tasks; empty: those that match, and something must be given by which they do."""
     status: Literal["dead", "fatal_failure", "dropped"] | None = None  # type: ignore[assignment]
     """None: `dead`."""
-    cursor: Annotated[str, Meta(max_length=256)] | None = None
+    cursor: Annotated[str, Meta(max_length=128)] | None = None
     """The cursor of the answer before: where the filters go on."""
     limit: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 100
     """Tasks that the filters select, at most."""

@@ -29,6 +29,7 @@ from leasekit.wire import (
     MAX_SUCCESSORS,
     MAX_THEN,
     MAX_WAIT,
+    MAX_WAITS,
 )
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -173,6 +174,7 @@ def test_the_table_of_bounds_has_what_the_server_checks() -> None:
         f"{MAX_NODES_TOGETHER:,}",
         f"{MAX_NAMES // 1024} KiB",
         f"{MAX_SUCCESSORS:,}",
+        f"{MAX_WAITS:,}",
         f"{MAX_KINDS}",
         f"{MAX_WAIT:g} s; more is cut",
         f"{end_waits._MOST:,} at one server; beyond that the answer is a refusal (`429` of the table above)",

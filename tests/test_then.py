@@ -14,7 +14,7 @@ from leasekit import Client, Fatal, LeasekitError, LeaseLost, NotHeld, Task, Wor
 from leasekit.backend import Capabilities
 from leasekit.server.embedded import DirectBackend
 from leasekit.server.shared import SharedBackend
-from leasekit.task import Status, TaskInfo
+from leasekit.task import NewTask, Status, TaskInfo
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty
 from leasekit.testing.memory import MemoryBackend, MemoryService
@@ -143,6 +143,23 @@ def test_there_are_no_more_than_a_service_takes(client: Client) -> None:
         with pytest.raises(ValueError, match="1000 successors"):
             held.then("next")
     assert client.stats().kinds["next"]["new"] == 1000
+
+
+def test_successors_run_after_no_more_tasks_than_a_service_takes(client: Client) -> None:
+    after = [f"other-{n}" for n in range(100)]
+    with leasekit.lease(claimed(client)) as held:
+        for _ in range(100):
+            held.then("next", after=after)
+        with pytest.raises(ValueError, match="run after 10,001 tasks together, 10,000 at most"):
+            held.then("next", after=["other-0"])
+        held.then("next")
+    assert client.stats().kinds["next"]["new"] == 101
+
+
+def test_a_batch_that_runs_after_more_tasks_than_a_request_takes_is_sent_in_parts(client: Client) -> None:
+    after = [f"other-{n}" for n in range(100)]
+    scheduled = client.schedule_all([NewTask(kind="next", after=after) for _ in range(201)])
+    assert client.stats().kinds["next"]["new"] == len({task.id for task in scheduled}) == 201
 
 
 def test_successors_are_said_within_the_block(client: Client) -> None:

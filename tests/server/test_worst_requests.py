@@ -39,6 +39,7 @@ from leasekit.wire import (
     MAX_NODES,
     MAX_PAYLOAD,
     MAX_SUCCESSORS,
+    MAX_WAITS,
     BeatsRequest,
     CancelRequest,
     ClaimRequest,
@@ -209,6 +210,12 @@ def successors(_: Bench, tasks: Sequence[Task]) -> Any:
     return lambda engine: engine.results("w", read(ResultsRequest, {"worker": "w", "results": items}).results)
 
 
+def followers(_: Bench, tasks: Sequence[Task]) -> Any:
+    after = [task.id for task in tasks]
+    items = [{"kind": "k", "after": after} for _ in range(MAX_WAITS // len(tasks))]
+    return lambda engine: engine.schedule(read(ScheduleRequest, {"tasks": items}).tasks)
+
+
 def cancels(_: Bench, tasks: Sequence[Task]) -> Any:
     ids = [task.id for task in tasks] * (MAX_BATCH // len(tasks))
     return lambda engine: engine.cancel(read(CancelRequest, {"ids": ids}).ids)
@@ -222,7 +229,7 @@ def claims(_: Bench, tasks: Sequence[Task]) -> Any:
     return lambda engine: engine.claim(worker="w", kinds=asked.kinds, limit=asked.limit, wait=0, claim_id="all")
 
 
-@pytest.mark.parametrize("case", [beats, late_beats, results, successors, cancels, claims])
+@pytest.mark.parametrize("case", [beats, late_beats, results, successors, followers, cancels, claims])
 async def test_a_request_of_many_items_costs_the_writer_no_more_than_so_many_rows(bench: Bench, case: Case) -> None:
     tasks = await bench.held(100)
     ask = case(bench, tasks)
@@ -262,7 +269,7 @@ async def test_values_successors_and_kinds_count_as_work_in_a_transaction(
     await bench.engine.claim(worker="w", kinds=["k"], limit=2, wait=0, claim_id="e", tickets=tickets)
     item = {"id": task.id, "token": task.token, "outcome": "success", "result": "x" * BIG, "then": [{"kind": "k"}] * 9}
     await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item]}).results)
-    assert sizes == [2 + 256, 1 + 50, 1, 1 + 12, 1 + 9, 1 + 256 + 9]
+    assert sizes == [2 + 256, 1 + 100, 1, 1 + 12, 1 + 9, 1 + 256 + 9]
 
 
 # Claims that wait
@@ -648,6 +655,26 @@ def test_nesting_is_counted_as_it_is(depth: int, around: bytes) -> None:
     else:
         with pytest.raises(Refused, match="nested too deep"):
             read(ScheduleRequest, body)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("place", ["tasks", "then"])
+def test_the_tasks_after_which_others_run_are_counted_over_all_of_a_request(place: str, more: int) -> None:
+    tasks: list[dict[str, Any]] = [
+        {"kind": "k", "after": [f"t-{n}" for n in range(100)]} for _ in range(MAX_WAITS // 100)
+    ]
+    tasks += [{"kind": "k", "after": ["t-0"]}] * more
+    half = len(tasks) // 2
+    results = [{"id": "a", "token": "t", "outcome": "success", "then": some} for some in (tasks[:half], tasks[half:])]
+    schedule = (ScheduleRequest, {"tasks": tasks})
+    type_, fields = schedule if place == "tasks" else (ResultsRequest, {"worker": "w", "results": results})
+    if more:
+        with pytest.raises(
+            Refused, match=r"run after 10,001 others together .`after`., 10,000 at most: send fewer tasks"
+        ):
+            read(type_, fields)
+    else:
+        read(type_, fields)
 
 
 @pytest.mark.parametrize("count", [MAX_SUCCESSORS, MAX_SUCCESSORS + 1])

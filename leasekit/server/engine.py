@@ -17,6 +17,7 @@ from leasekit._lifecycle.states import WAITING
 from leasekit.backend import cancel_all
 from leasekit.errors import BackendError, Refused
 from leasekit.queues import TaskQueues
+from leasekit.server import marks
 from leasekit.server.access import KindPatterns
 from leasekit.server.clock import Clock, DatabaseClock, StoreClock, boottime
 from leasekit.server.commit import Done, GroupCommit, RequestClass
@@ -31,6 +32,7 @@ from leasekit.server.http.events import Feed
 from leasekit.server.inbox import Inbox
 from leasekit.server.kind_leases import KindLeases
 from leasekit.server.long_poll import LongPolls
+from leasekit.server.marks import Marks
 from leasekit.server.neighbours import Neighbours
 from leasekit.server.node_roles import ALL_ROLES, Role
 from leasekit.server.operations import Operations
@@ -158,6 +160,7 @@ class Engine:
         self.fleet = self._fleet_at(address)
         self._drains = Drains(self.commit, self._readers, self._clock, self.fleet, wake=self._wake_drained)
         self.sweeper = Sweeper(self._readers.read, self._readers.find, self._commit, self._clock, keep=store.retention)
+        self._marks = Marks(lambda: store.id)
         self.queries = self._make_queries()
         self.operations = self._make_operations()
         self.enqueuer = None if queues is None else self._enqueuer_to(queues)
@@ -202,6 +205,7 @@ class Engine:
     def _make_queries(self) -> Queries:
         return Queries(
             *(self._store, self._readers, self._clock),
+            marks=self._marks,
             commit=self.commit,
             end_waits=self._end_waits,
             fleet=self.fleet,
@@ -211,6 +215,7 @@ class Engine:
     def _make_operations(self) -> Operations:
         return Operations(
             *(self.commit, self._readers, self._clock),
+            marks=self._marks,
             room=self.room,
             sweeper=self.sweeper,
             drains=self._drains,
@@ -306,9 +311,9 @@ class Engine:
         """Cancel the next tasks of a chain that have not ended; the first step keeps the chain from growing."""
         if request.cursor is None:
             await self.commit.ask(CANCEL_CHAIN, request.id, size=1)
-        after = seq_of_cursor(request.cursor)
+        after = seq_of_cursor(self._marks.opened(request).cursor)
         part = await self._readers.read(lambda view: chains.part(view, request.id, after=after))
-        cursor = None if part.after is None else str(part.after)
+        cursor = None if part.after is None else self._marks.seal(str(part.after))
         return ChainCancelled(root=part.root, tasks=await self.cancel(part.ids, note=note), cursor=cursor)
 
     async def cancels(self, *, worker: str, wait: float) -> list[str]:
@@ -378,8 +383,8 @@ class Engine:
 
     @property
     def store_id(self) -> str:
-        """The identity of the store, known once it is open."""
-        return self._store.id
+        """The identity of the store for clients, known once it is open: a hash, as the identity itself is a key."""
+        return marks.hashed(self._store.id)
 
     @property
     def clock(self) -> Clock:

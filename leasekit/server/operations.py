@@ -11,6 +11,7 @@ from leasekit.server.access import KindPatterns
 from leasekit.server.clock import Clock
 from leasekit.server.commit import GroupCommit
 from leasekit.server.drains import Drains
+from leasekit.server.marks import Marks
 from leasekit.server.readers import Readers
 from leasekit.server.request_classes import (
     CANCEL_MATCHING,
@@ -32,9 +33,15 @@ from leasekit.server.roles.selection import Found
 from leasekit.server.store import PeriodicRow, SessionRow
 from leasekit.server.store_room import StoreRoom
 from leasekit.server.sweeper import Sweeper
-from leasekit.task import GateInfo, KindInfo, KindSettings, Matched, Redriven, Rescheduled, Scheduled, Verdict
+from leasekit.task import GateInfo, KindInfo, KindSettings, Matched, Purged, Redriven, Rescheduled, Scheduled, Verdict
 from leasekit.tokens import TokenInfo
-from leasekit.wire import CancelMatchingRequest, RedriveRequest, RescheduleMatchingRequest, RescheduleRequest
+from leasekit.wire import (
+    CancelMatchingRequest,
+    PurgeRequest,
+    RedriveRequest,
+    RescheduleMatchingRequest,
+    RescheduleRequest,
+)
 
 logger = logging.getLogger("leasekit.server")
 
@@ -52,6 +59,7 @@ class Operations:
         readers: Readers,
         clock: Clock,
         *,
+        marks: Marks,
         room: StoreRoom,
         sweeper: Sweeper,
         drains: Drains,
@@ -61,10 +69,11 @@ class Operations:
         self._commit = commit
         self._readers = readers
         self._clock = clock
+        self._marks = marks
         self._room = room
         self._tell_cancelled = tell_cancelled
         self._on_new_tokens = on_new_tokens
-        self.purge, self.vacuum = sweeper.purge, sweeper.vacuum
+        self._sweeper, self.vacuum = sweeper, sweeper.vacuum
         self.drain, self.undrain = drains.drain, drains.undrain
 
     async def redrive(
@@ -76,13 +85,21 @@ class Operations:
         """
         if not request.dry_run:
             self._room.check()
+        request = self._marks.opened(request)
         search = redrive.search(request, kinds)
         found = None if search is None else await self._readers.find(search)
         plan = await self._readers.read(lambda view: redrive.plan(view, request, found, kinds))
         if request.dry_run:
-            return await self._readers.read(lambda view: redrive.look(view, plan, now=self._clock.peek()))
+            looked = await self._readers.read(lambda view: redrive.look(view, plan, now=self._clock.peek()))
+            return self._marks.sealed(looked)
         answer: Redriven = await self._commit.ask(REDRIVE, plan, size=len(plan.ids), note=note)
-        return answer
+        return self._marks.sealed(answer)
+
+    async def purge(
+        self, request: PurgeRequest, *, kinds: KindPatterns | None = None, note: Note | None = None
+    ) -> Purged:
+        """Do a step of the removal of ended tasks of these kinds (None: of all) that match, or count them all."""
+        return self._marks.sealed(await self._sweeper.purge(self._marks.opened(request), kinds=kinds, note=note))
 
     async def reschedule(
         self,
@@ -107,9 +124,9 @@ class Operations:
         """Do a step of the cancel of all tasks of these kinds (None: of all) that match, or of its dry run."""
         act, found = await self._matching(request, kinds)
         if act.is_dry:
-            return act.answer(found, ())
+            return self._marks.sealed(act.answer(found, ()))
         cancelled = await self._commit.ask(CANCEL_MATCHING, bulk.Change(found.rows), size=len(found.rows), note=note)
-        return act.answer(found, {verdict.id for verdict in self._tell_cancelled(cancelled)})
+        return self._marks.sealed(act.answer(found, {verdict.id for verdict in self._tell_cancelled(cancelled)}))
 
     async def reschedule_matching(
         self,
@@ -122,12 +139,14 @@ class Operations:
         """Do a step of the reschedule of all tasks of these kinds (None: of all) that match, or of its dry run."""
         act, found = await self._matching(request, kinds)
         if act.is_dry:
-            return act.answer(found, ())
+            return self._marks.sealed(act.answer(found, ()))
         change = bulk.Change(found.rows, request.change, by)
-        return act.answer(found, await self._commit.ask(RESCHEDULE_MATCHING, change, size=len(found.rows), note=note))
+        changed = await self._commit.ask(RESCHEDULE_MATCHING, change, size=len(found.rows), note=note)
+        return self._marks.sealed(act.answer(found, changed))
 
     async def _matching(self, request: CancelMatchingRequest, kinds: KindPatterns | None) -> tuple[bulk.Act, Found]:
-        act = await self._readers.read(lambda view: bulk.begin(view, request, kinds, now=self._clock.peek()))
+        opened = self._marks.opened(request)
+        act = await self._readers.read(lambda view: bulk.begin(view, opened, kinds, now=self._clock.peek()))
         return act, await self._readers.find(act.search)
 
     async def set_kind(

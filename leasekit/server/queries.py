@@ -13,6 +13,7 @@ from leasekit.server.fleet import Fleet
 from leasekit.server.history import KEPT, Counts, Recorder
 from leasekit.server.history import read as read_minutes
 from leasekit.server.http.events import Chain
+from leasekit.server.marks import Marks
 from leasekit.server.readers import Readers
 from leasekit.server.roles import audit, backlog, gates, kinds, periodic, tokens
 from leasekit.server.roles.listing import Listing
@@ -38,12 +39,14 @@ class Queries:
         readers: Readers,
         clock: Clock,
         *,
+        marks: Marks,
         commit: GroupCommit,
         end_waits: EndWaits,
         fleet: Fleet,
         recorder: Recorder,
     ) -> None:
         self._store = store
+        self._marks = marks
         self._readers = readers
         self._clock = clock
         self._commit = commit
@@ -93,7 +96,8 @@ class Queries:
 
         After `patience` seconds, return those that were found by then, and where the search goes on.
         """
-        listing = Listing(*split(wanted), cursor=cursor, limit=limit, kinds=kinds)
+        after = None if cursor is None else self._marks.open(cursor)
+        listing = Listing(*split(wanted), cursor=after, limit=limit, kinds=kinds)
         until = None if patience is None else asyncio.get_running_loop().time() + patience
         gained = self._clock.gained
 
@@ -103,9 +107,10 @@ class Queries:
         page = await self._readers.read(look)
         while page is None:
             if until is not None and asyncio.get_running_loop().time() >= until:
-                return listing.so_far
+                page = listing.so_far
+                break
             page = await self._readers.read(look, is_next=True)
-        return page
+        return self._marks.sealed(page)
 
     async def know_chain(self, chain: Chain) -> None:
         """Add the latest tasks of a chain to those that a reader of events knows."""

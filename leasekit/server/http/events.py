@@ -21,6 +21,7 @@ import msgspec
 
 from leasekit.errors import Throttled
 from leasekit.server.fair_bound import CALLER, FairBound
+from leasekit.server.marks import Marks
 from leasekit.server.unit_of_work import TaskEvent
 
 _SIZE = 10_000  # events that a reader may be behind, or miss while it reconnects
@@ -71,8 +72,10 @@ class Feed:
         self._heartbeat = heartbeat
         self._now = now
         self._quiet_since = 0.0
-        # An event's id is the feed's name and a number: after a restart no reader continues in an older feed.
-        self._name = secrets.token_hex(4)
+        # An event's id is the mark of its number, under a key of the feed: after a restart no reader continues in an
+        # older feed, and no reader can tell how many events others have in between.
+        secret = secrets.token_hex(32)
+        self._marks = Marks(lambda: secret)
         self._ring: list[TaskEvent | None] = [None] * size
         self._lines: list[bytes | None] = [
             None
@@ -162,8 +165,8 @@ class Feed:
 
     def _place(self, after: str) -> int:
         """Return the number after this id; 0 if the id is unknown, or events after it may have been lost."""
-        name, _, number = after.partition("-")
-        if name != self._name or not number.isascii() or not number.isdigit() or len(number) > 18:
+        number = self._marks.open(after)
+        if not number:
             return 0
         at = int(number) + 1
         return at if self._first <= at <= self._next else 0
@@ -241,7 +244,7 @@ class Feed:
         return line or b""
 
     def _as_sse(self, number: int, event: str, data: bytes) -> bytes:
-        return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (self._name.encode(), number, event.encode(), data)
+        return b"id: %s\nevent: %s\ndata: %s\n\n" % (self._marks.seal(str(number)).encode(), event.encode(), data)
 
 
 def _matches(

@@ -225,9 +225,6 @@ def _parameters(operation: Operation, schema: dict[str, Any]) -> list[dict[str, 
     ]
 
 
-_CURSORS = {"RedriveRequest": r"^[0-9]{1,18}\Z", "PurgeRequest": r"^[0-9]{1,12}(\.[0-9]{1,20})?/[0-9]{1,18}\Z"}
-
-
 def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     for name, example in EXAMPLES.items():
         schemas[name]["examples"] = [example]
@@ -246,7 +243,5 @@ def _with_examples(schemas: dict[str, Any]) -> dict[str, Any]:
     schemas["PurgeRequest"]["anyOf"] = [_NO_IDS, {"properties": _NO_FILTERS}]
     schemas["KindRequest"]["dependentRequired"] = {"burst": ["rate"], "key_burst": ["key_rate"]}
     schemas["KindRequest"]["anyOf"] = _ORDER
-    for name, pattern in _CURSORS.items():
-        schemas[name]["properties"]["cursor"]["anyOf"][0]["pattern"] = pattern
     schemas["PurgeRequest"]["properties"]["status"]["anyOf"][0] = {"enum": [str(it) for it in Status if it.ended]}
     return {name: schemas[name] for name in sorted(schemas)}

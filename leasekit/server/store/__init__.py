@@ -110,7 +110,10 @@ class Store(Protocol):
     """The storage of one engine's tasks."""
 
     id: str = ""
-    """The identity of this store, which no other has; known once the store is open."""
+    """The identity of this store, which no other has; known once the store is open.
+
+    It cannot be guessed and never leaves the servers of the store: clients know it by its hash, `Engine.store_id`.
+    """
     url: str | None = None
     """The URL of this store, valid in any working directory; None: the store exists in this process only."""
     retention: float = RETENTION

@@ -8,7 +8,7 @@ CREATE TABLE leasekit.store (
     correction double precision NOT NULL,  -- what the database's clock is ahead of the clock of leases, in seconds
     gained double precision NOT NULL       -- what the clock of due times is ahead of the clock of leases, in seconds
 );
-INSERT INTO leasekit.store VALUES (md5(random()::text || clock_timestamp()::text), 0, 0);
+INSERT INTO leasekit.store VALUES (replace(gen_random_uuid()::text, '-', ''), 0, 0);
 
 -- The servers, and processes that opened the database themselves. Each one writes its own row once a second.
 CREATE TABLE leasekit.node (

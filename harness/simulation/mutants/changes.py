@@ -139,6 +139,13 @@ server.roles.rescheduling:_Desk._change
 tests/server/roles/test_rescheduling.py::\
 test_a_task_that_a_gate_has_parked_waits_behind_it_until_its_new_time[memory]
 
+parked-and-forgotten: A repeated reschedule takes a task from where a gate has parked it, and it is never due again.
+server.roles.rescheduling:_Desk.save
+- self._parked.keys() & {row.seq for row in self._changed.values()}
++ self._parked
+tests/server/roles/test_rescheduling.py::\
+test_a_request_that_changes_nothing_leaves_a_parked_task_behind_its_gate[memory-None]
+
 lane-kept: A task with another priority is due in its old lane.
 server.store.sql.keyed:KeyedTasks.move
 - place._replace(priority=priority)

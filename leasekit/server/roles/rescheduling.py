@@ -91,7 +91,7 @@ class _Desk:
 
     def save(self) -> None:
         tx = self._turn.tx
-        tx.unpark(self._parked)
+        tx.unpark(self._parked.keys() & {row.seq for row in self._changed.values()})
         tx.set_due_times(self._new_due)
         start_deadlines.move(self._turn, self._new_due)
         for priority, seqs in self._lanes.items():

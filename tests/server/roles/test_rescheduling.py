@@ -8,6 +8,7 @@ import anyio.lowlevel
 import pytest
 
 from leasekit.errors import Refused
+from leasekit.server.access import KindPatterns
 from leasekit.server.roles import gates
 from leasekit.server.roles.rescheduling import Answer
 from leasekit.task import KindSettings, NewTask, Rescheduled, Ticket
@@ -139,6 +140,21 @@ async def test_a_task_that_a_gate_has_parked_waits_behind_it_until_its_new_time(
     await bench.later(1)
     assert await bench.ids() == ["b"]
     await bench.later(59)
+    assert await bench.ids() == ["a"]
+
+
+@pytest.mark.parametrize("kinds", [None, KindPatterns(["others"])])
+async def test_a_request_that_changes_nothing_leaves_a_parked_task_behind_its_gate(
+    bench: Bench, kinds: KindPatterns | None
+) -> None:
+    await bench.put("a", collection="c")
+    await close(bench, "c")
+    wanted = RescheduleRequest(delay=0, request_id="r")
+    await bench.engine.operations.reschedule("a", wanted, by="ada")  # the answer was lost
+    assert await bench.ids() == []  # it is parked
+    await bench.engine.operations.reschedule("a", wanted, by="ada", kinds=kinds)
+    await open_(bench, "c")
+    await bench.later(1)
     assert await bench.ids() == ["a"]
 
 

@@ -29,6 +29,7 @@ from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.keeping.keeper import Drained
 from leasekit._driver.reporting.outbox import Delivery
 from leasekit._worker.claimed_task import ClaimedTask
+from leasekit._worker.descriptors import Descriptors
 from leasekit._worker.executor import Executor
 from leasekit._worker.handlers import Handler
 from leasekit._worker.waiting import WaitingRuns
@@ -49,7 +50,7 @@ class Controller:
 
     `peers` are all controllers of the connection, this one included: together they stay within its capacity. The
     controller checks its state at least every `look` seconds, and lets a claim wait for `poll` seconds. `on_drain` is
-    called when an operator drains this worker; by default the controller stops.
+    called when an operator drains this worker; by default the controller stops. It claims while `descriptors` are free.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Controller:
         window: WindowSize = "auto",
         peers: Sequence["Controller"],
         labels: Mapping[str, str] = MappingProxyType({}),
+        descriptors: Descriptors | None = None,
         chance: random.Random | None = None,
         look: float = _LOOK,
         poll: float = _POLL,
@@ -75,6 +77,7 @@ class Controller:
         self._executor = executor
         self._peers = peers
         self._labels = labels
+        self._descriptors = descriptors
         self.window = Window(executor.slots, ahead, size=window, most=self._keeper.capacity)
         self._look = look
         self._poll = poll
@@ -174,7 +177,9 @@ class Controller:
         if self._claim is not None and self._claim.done():
             claim, self._claim, self.asked = self._claim, None, 0
             self._take_answer(claim, now)
-        if self._claim is None and not self._stopping and now >= self._not_before and (limit := self._limit(now)):
+        if self._stopping or not self._can_keep_more(now):
+            return
+        if self._claim is None and now >= self._not_before and (limit := self._limit(now)):
             self.asked = limit
             self._claim = asyncio.create_task(
                 self._keeper.claim(
@@ -187,6 +192,14 @@ class Controller:
                 )
             )
             self._claim.add_done_callback(lambda _: self._wake.set())
+
+    def _can_keep_more(self, now: float) -> bool:
+        """Return whether this process can open what more tasks need; end the claim in progress if it cannot."""
+        if self._descriptors is None or self._descriptors.are_free(now):
+            return True
+        if self._claim is not None:
+            self._claim.cancel()  # the keeper gives back tasks that it may have been granted
+        return False
 
     def _limit(self, now: float) -> int:
         """Return how many tasks to claim: the window, within this controller's share of the keeper's capacity."""

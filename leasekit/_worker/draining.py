@@ -91,22 +91,27 @@ class Drain:
         finally:
             self._end()
 
-    async def reported(self) -> None:
-        """Wait until all results are reported; if they are on disk too, for no longer than the timeout."""
+    async def reported(self, *, gives_up: bool = False) -> None:
+        """Wait until all results are reported; if they are on disk too, for no longer than the timeout.
+
+        `gives_up`: the process may be unable to report them, so this has an end in any case.
+        """
         self.begin()
         outbox = self._connection.keeper.outbox
         reporting = asyncio.create_task(outbox.empty())
         try:
-            if not outbox.keeps:
+            if not (outbox.keeps or gives_up):
                 await reporting
                 return
-            giving_up = asyncio.create_task(self._wait_until(self._patience.timeout))
+            timeout = min(self._patience.timeout, DEFAULT_DRAIN.timeout) if gives_up else self._patience.timeout
+            giving_up = asyncio.create_task(self._wait_until(timeout))
             await asyncio.wait([reporting, giving_up], return_when=asyncio.FIRST_COMPLETED)
             giving_up.cancel()
         finally:
             reporting.cancel()
         if not reporting.done() or len(outbox):
-            logger.warning("%d results are not reported yet: the next worker reports them", len(outbox))
+            then = "the next worker reports them" if outbox.keeps else "they are lost, and their tasks run again"
+            logger.warning("%d results are not reported yet: %s", len(outbox), then)
             await outbox.aclose()
 
     async def _wait_until(self, after_stop: float) -> None:

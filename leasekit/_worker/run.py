@@ -19,6 +19,7 @@ from leasekit._worker import supervisor_link
 from leasekit._worker.around import Lifespan, is_async, living_in_loop, named
 from leasekit._worker.controller import Controller
 from leasekit._worker.declaring import Declared, Declaring
+from leasekit._worker.descriptors import Descriptors
 from leasekit._worker.draining import DEFAULT_DRAIN, Drain, DrainTimeouts
 from leasekit._worker.executor import Executor, LoopExecutor, ThreadExecutor
 from leasekit._worker.handlers import Handler, RunIn
@@ -67,6 +68,7 @@ class WorkerRun:
         self.hooks = client.hooks
         self._open = ExitStack()
         self._failed: list[BaseException] = []
+        self._descriptors = Descriptors(self._stop_with)
         self._controllers: list[Controller] = []
         self._threads: list[ThreadExecutor | ProcessExecutor] = []
         self._loops: list[LoopExecutor] = []
@@ -100,6 +102,7 @@ class WorkerRun:
             window=first.window or pace.window,
             peers=self._controllers,
             labels=labels,
+            descriptors=self._descriptors,
             on_drain=self._be_drained,
         )
 
@@ -244,7 +247,7 @@ class WorkerRun:
             raise self._failed[0]
 
     def reported(self) -> Answer[None]:
-        """Return an answer that is done when all results are reported, for as long as that takes."""
+        """Return an answer that is done when all results are reported, for as long as that takes, if it is possible."""
         return self._connection.driver.submit(self._wait_reported())
 
     async def _wait_reported(self) -> None:
@@ -254,7 +257,7 @@ class WorkerRun:
                 await outbox.empty()
         except TimeoutError:
             logger.warning("waiting until all results are reported; a second signal ends the worker without that")
-            await self._drain.reported()
+            await self._drain.reported(gives_up=self._descriptors.has_ended_run)
 
     async def _run_controllers(self) -> None:
         if isinstance(self._connection.backend, KindListener):

@@ -267,10 +267,14 @@ def _l4_no_leak(life: Life, lives: Lives, rules: Rules) -> Found:
 
 
 def _l4_reported(life: Life, lives: Lives, rules: Rules) -> Found:
-    """A settlement is reported until it is answered: no process without faults has one unanswered for long."""
+    """A settlement is reported until it is answered: no process without faults has one unanswered for long.
+
+    What a process has left on disk, another one reports: an answer to it is one to both.
+    """
     for lease in life.leases.values():
-        answered = {answer.who for answer in lease.settle_answered}
-        for ask in (ask for ask in lease.settle_asked if ask.who in lives.processes and ask.who not in answered):
+        for ask in lease.settle_asked:
+            if ask.who not in lives.processes or any(_answers(answer, ask) for answer in lease.settle_answered):
+                continue
             ended = lives.processes[ask.who].ended
             until = lives.last_at if ended is None else ended.at
             calm_since, calm = ask.at, 0.0
@@ -278,6 +282,10 @@ def _l4_reported(life: Life, lives: Lives, rules: Rules) -> Found:
                 calm, calm_since = max(calm, begin - calm_since), max(calm_since, end)
             if calm > _REPORTED_WITHIN:
                 yield f"its settlement had no answer, though nothing was wrong for {calm:.0f} s", [ask]
+
+
+def _answers(answer: log.SettleAnswered, ask: log.SettleAsked) -> bool:
+    return answer.who == ask.who or (answer.asked_at > ask.at and answer.digest == ask.digest)
 
 
 def _l5_no_zombie(life: Life, lives: Lives, rules: Rules) -> Found:

@@ -690,8 +690,10 @@ def test_l4_nobody_is_blamed_who_could_not_hear(excuse: list[Event]) -> None:
         ([Ended(at=450.0, who="w", how="killed")], set()),
         ([Fault(at=250.0, who="world", name="cut", lasts=200.0), Ended(at=520.0, who="w", how="exited")], set()),
         ([*settled(1, 240.0)[1:], Ended(at=520.0, who="w", how="exited")], set()),
+        ([*settled(1, 240.0, who="other"), Ended(at=520.0, who="w", how="exited")], set()),
+        ([*settled(1, 240.0, who="other", digest="of another"), Ended(at=520.0, who="w", how="exited")], {"L4"}),
     ],
-    ids=["it lived on", "it was killed", "an outage", "it was answered"],
+    ids=["it lived on", "it was killed", "an outage", "it was answered", "another was answered", "that was another's"],
 )
 def test_l4_a_settlement_that_is_not_reported_again_is_found_out(after: list[Event], broken: set[str]) -> None:
     history = [WORKER, *asked(), issued(1, 5.0), granted(1, 5.1), *body(1, 6.0, 200.0), settled(1, 200.0)[0], *after]

@@ -5,6 +5,7 @@ heartbeats are repeated by the cycle, other requests by the client.
 """
 
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -200,6 +201,7 @@ class HttpBackend:
             owed_after=wait,
             # An answer that is rejected would lose its tasks, so it may be as large as the largest tasks allow.
             at_most=MAX_ANSWER + most * (MAX_PAYLOAD + MAX_PROGRESS),
+            must_be_named=operator.attrgetter("draining"),  # it ends the worker
         )
 
     async def beat(self, beats: Sequence[Beat]) -> list[Verdict]:

@@ -5,7 +5,8 @@ Rule 2: only a problem document of a leasekit server, about the content of the r
 status, type or shape (of an ingress without a backend, a firewall, a captive portal) counts as an outage, so that no
 task ends because of it.
 Rule 3: an answer counts only for the request that it names. An answer that a middlebox delivers twice on a kept
-connection would otherwise be read as the answer to the next request, and acknowledge a heartbeat that never arrived.
+connection would otherwise be read as the answer to the next request, and acknowledge a heartbeat that never arrived. An
+answer that ends the worker must name one: no content of its own shows that it is the server's.
 Rule 4: all addresses serve one store. An address that names another store counts as one that does not answer: the store
 there knows nothing of this client's leases, and would call them gone.
 """
@@ -84,14 +85,25 @@ class Transport:
         owed_after: float = 0.0,
         is_one_try: bool = False,
         is_patient: bool = False,
+        must_be_named: Callable[[T], bool] | None = None,
     ) -> T:
         """Send a POST and return its answer as decoded by `read`, which raises `ProtocolError` for an invalid answer.
 
         `timeout` bounds the whole answer at each address, however slowly its bytes come. `is_one_try`: no other address
         is asked. If the caller is cancelled after `owed_after` seconds, the address counts as one that does not answer.
-        `is_patient`: the request waits while too many others of that sort are under way.
+        `is_patient`: the request waits while too many others of that sort are under way. `must_be_named` tells of an
+        answer whether it counts only if it names its request.
         """
-        ask = functools.partial(self._request, "POST", path, read, body=body, timeout=timeout, at_most=at_most)
+        ask = functools.partial(
+            self._request,
+            "POST",
+            path,
+            read,
+            body=body,
+            timeout=timeout,
+            at_most=at_most,
+            must_be_named=must_be_named,
+        )
         self._client_of_loop()
         async with self._room if is_patient else contextlib.nullcontext():
             return await self._first_answer(ask, owed_after=owed_after, is_one_try=is_one_try)
@@ -177,6 +189,7 @@ class Transport:
         timeout: float,
         body: bytes | None = None,
         at_most: int = MAX_ANSWER,
+        must_be_named: Callable[[T], bool] | None = None,
     ) -> T:
         headers = {REQUEST_HEADER: next(self._tries)}
         if body is not None:
@@ -187,7 +200,10 @@ class Transport:
         if response.status_code != 200:
             raise failure(response, raw, request=body)
         try:
-            return read(raw)
+            answer = read(raw)
+            if must_be_named is not None and must_be_named(answer) and REQUEST_HEADER not in response.headers:
+                raise ProtocolError(f"it has no {REQUEST_HEADER} header, which every proxy on the way must keep")
+            return answer
         except ProtocolError as error:
             raise ProtocolError(f"{_description(response, raw)}: {error}") from error
 

@@ -112,3 +112,16 @@ async def test_an_answer_that_names_no_request_is_judged_by_what_it_says(meet: M
 
     async with meet(answer) as backend:
         assert await backend.stats() == Stats(kinds={})
+
+
+async def test_a_worker_is_drained_only_by_an_answer_that_names_its_claim(meet: Meet) -> None:
+    headers = ["", "leasekit-request: {0}\r\n"]
+
+    async def answer(stranger: Stranger) -> None:
+        named = headers.pop(0).format(request_of(stranger))
+        await stranger.answer(b'{"waited":0.0,"tasks":[],"draining":true}', headers=named)
+
+    async with meet(answer) as backend:
+        with pytest.raises(ProtocolError, match="has no leasekit-request header"):
+            await backend.claim(["k"], limit=1, wait=0, claim_id="c")
+        assert (await backend.claim(["k"], limit=1, wait=0, claim_id="c")).draining

@@ -85,6 +85,10 @@ class Server:
         """Who keeps this key: the same question as to a cluster."""
         return self
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)

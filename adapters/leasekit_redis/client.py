@@ -2,8 +2,10 @@
 
 A call whose connection breaks is made once more, because Redis may have closed the connection long ago, or the node may
 have left the cluster. A call that a demoted primary refused is made once more too: the address may lead to another
-server by now, but open connections do not follow it, so all of them are given up. Nothing else is tried twice here:
-heartbeats are repeated by the cycle, other calls by the client. A cluster's redirections to moved slots are followed.
+server by now, but open connections do not follow it, so all of them are given up. The same goes for a call to a primary
+that Sentinels have replaced: it may not know yet, and its answers are worth nothing, so each answer counts only if the
+Sentinels have named its server lately. Nothing else is tried twice here: heartbeats are repeated by the cycle, other
+calls by the client. A cluster's redirections to moved slots are followed.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 import hiredis
@@ -19,12 +22,13 @@ from redis import exceptions
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 from redis.backoff import NoBackoff
 
+from leasekit.backend import cancel_all
 from leasekit.errors import ProtocolError, Unavailable
 from leasekit_redis.address import Address
-from leasekit_redis.errors import is_displaced, mapped
+from leasekit_redis.errors import Replaced, is_displaced, mapped
 from leasekit_redis.keys import Keys
 from leasekit_redis.records import encode
 from leasekit_redis.scripts import Script
@@ -33,7 +37,9 @@ logger = logging.getLogger("leasekit")
 
 _TIMEOUT = 10.0  # seconds for one answer
 _CONNECT = 5.0
-_SENTINEL = 1.0
+_SENTINEL = 1.0  # for one answer of a Sentinel
+_ASK_AGAIN = 1.0  # seconds from one question to the Sentinels to the next while calls are made
+_NAMED_LATELY = 2 * _ASK_AGAIN  # seconds after a question for which its answer vouches for a primary
 _STUCK = 1.0  # seconds after which a call that is given up is a sign that its server is gone
 _AT_ONCE = 32  # calls at the same time, each on a connection of its own
 # Of what one script is given: it takes some milliseconds, in which Redis serves no other client.
@@ -111,8 +117,69 @@ class _Direct(Redis):
                 await self._pool.release(connection)
 
 
+class _Sentinels(Sentinel):
+    """Sentinels: one after another is asked for the primary, until one answers. What was named first must stay."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        cast("Any", super()).__init__(*args, **settings)  # redis-py leaves its types open
+        self._named: tuple[str, int] | None = None
+        self._is_replaced = False
+        self._asked_at = 0.0  # when the last question left; or, without an answer, was given up
+        self._is_answered = False
+        self._asking = asyncio.Lock()
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Return the primary. Raises `Replaced` once another one was named."""
+        asked_at = time.monotonic()
+        named = await self._first_answer(service_name)
+        self._asked_at, self._is_answered = asked_at, True
+        self._named = self._named or named
+        self._is_replaced |= named != self._named
+        self._check()
+        return named
+
+    async def _first_answer(self, service_name: str) -> tuple[str, int]:
+        # SENTINEL MASTERS, which redis-py asks for, names the old primary until all replicas follow the new one.
+        sentinels = cast("list[Any]", self.sentinels)  # redis-py leaves its types open
+        for sentinel in list(sentinels):
+            try:
+                answer = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service_name)
+            except (exceptions.ConnectionError, exceptions.TimeoutError):
+                continue
+            if answer is not None:
+                sentinels.remove(sentinel)
+                sentinels.insert(0, sentinel)
+                host, port = answer
+                return host.decode(), int(port)
+        raise MasterNotFoundError(service_name)
+
+    async def ask_again(self, service_name: str) -> None:
+        """Ask for the primary, unless a call has just asked. Raises `Replaced`; if no Sentinel answers, all stays."""
+        async with self._asking:
+            if time.monotonic() < self._asked_at + _ASK_AGAIN / 2:
+                self._check()
+                return
+            try:
+                await self.discover_master(service_name)
+            except Replaced:
+                raise
+            except (exceptions.RedisError, OSError) as error:
+                self._asked_at, self._is_answered = time.monotonic(), False
+                logger.debug("the Sentinels do not say which primary there is: %r", error)
+
+    async def vouch(self, service_name: str) -> None:
+        """Return once the primary was named lately. Raises `Replaced`; while no Sentinel answers, nothing is asked."""
+        self._check()
+        if self._is_answered and time.monotonic() > self._asked_at + _NAMED_LATELY:
+            await self.ask_again(service_name)
+
+    def _check(self) -> None:
+        if self._is_replaced:
+            raise Replaced
+
+
 class _OfSentinels:
-    """A client of the primary that Sentinels name; each new connection asks them."""
+    """A client of the primary that Sentinels name; each new connection asks them, and `ask_again` and `vouch` do."""
 
     def __init__(self, address: Address) -> None:
         settings = _client_settings(address)
@@ -124,16 +191,18 @@ class _OfSentinels:
             "socket_connect_timeout": _SENTINEL,
             "retry": Retry(NoBackoff(), 0),
         }
-        # redis-py leaves its types open.
-        self._sentinel = cast("Any", Sentinel(address.hosts, sentinel_kwargs=asking))  # type: ignore[no-untyped-call]
-        self._primary = cast(
-            "_Subscriber", self._sentinel.master_for(address.primary, _Direct, db=address.db, **settings)
-        )
+        sentinels = _Sentinels(address.hosts, sentinel_kwargs=asking)
+        self._sentinels = sentinels
+        theirs = cast("Any", sentinels)  # redis-py leaves its types open
+        self._primary = cast("_Subscriber", theirs.master_for(address.primary, _Direct, db=address.db, **settings))
         self.execute_command = self._primary.execute_command
         self.pubsub = self._primary.pubsub
+        name = str(address.primary)
+        self.ask_again = partial(sentinels.ask_again, name)
+        self.vouch = partial(sentinels.vouch, name)
 
     async def aclose(self) -> None:
-        sentinels = cast("list[_Client]", self._sentinel.sentinels)
+        sentinels = cast("list[_Client]", self._sentinels.sentinels)
         await asyncio.gather(*(client.aclose() for client in (self._primary, *sentinels)))
 
 
@@ -142,7 +211,9 @@ class _Session:
     """A redis-py client with its connections, as the address was resolved when it was opened."""
 
     client: _Client
-    calls: int = 0  # calls under way
+    calls: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])  # calls under way
+    watching: asyncio.Task[None] | None = None  # whether the Sentinels still name its primary
+    is_used: bool = False  # since the Sentinels were asked last
     is_idle: asyncio.Event = field(default_factory=asyncio.Event)  # set once it is left and no call is under way
     has_served: bool = False
     is_left: bool = False  # no further call uses it
@@ -160,6 +231,8 @@ class _Session:
     async def _close(self) -> None:
         # A connection that is closed under a call is opened again by redis-py, and then nobody closes it.
         await self.is_idle.wait()
+        if self.watching is not None:
+            await cancel_all([self.watching])
         await self.client.aclose()
 
 
@@ -247,21 +320,56 @@ class Link:
     async def _call_once(self, session: _Session, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
         """Make one call of `ask`; give the session up if its server was displaced or stuck. redis-py's errors pass."""
         began_at = time.monotonic()
-        session.calls += 1
         try:
-            answer = await ask(session.client)
-            if self._warns and not session.has_served and str(self.address) not in _looked_at:
-                _looked_at.add(str(self.address))
-                await _warn_if_forgetful(session.client, self.address)
+            async with self._under_way(session):
+                answer = await ask(session.client)
+                if isinstance(session.client, _OfSentinels):
+                    await session.client.vouch()
+                if self._warns and not session.has_served and str(self.address) not in _looked_at:
+                    _looked_at.add(str(self.address))
+                    await _warn_if_forgetful(session.client, self.address)
         except (exceptions.RedisError, asyncio.CancelledError) as error:
             if is_displaced(error) or time.monotonic() > began_at + _STUCK:
                 self._leave(session)
             raise
-        finally:
-            session.calls -= 1
-            session.note_end()
         session.has_served = True
         return answer
+
+    @asynccontextmanager
+    async def _under_way(self, session: _Session) -> AsyncGenerator[None]:
+        """Count a call; it ends with `Replaced` when the Sentinels name another primary than the one that it asks."""
+        self._ensure_watch(session)
+        call = asyncio.timeout(None)
+        try:
+            async with call:
+                session.calls.add(call)
+                try:
+                    yield
+                finally:
+                    session.calls.discard(call)
+                    session.note_end()
+        except TimeoutError:
+            if call.expired():
+                raise Replaced from None
+            raise
+
+    def _ensure_watch(self, session: _Session) -> None:
+        session.is_used = True
+        if isinstance(session.client, _OfSentinels) and (session.watching is None or session.watching.done()):
+            session.watching = asyncio.create_task(self._watch(session, session.client.ask_again))
+
+    async def _watch(self, session: _Session, ask: Callable[[], Awaitable[None]]) -> None:
+        """Ask the Sentinels once a second, while the session is used, whether its server is still the primary."""
+        while session.is_used or session.calls or (self._subscriptions and not session.is_left):
+            session.is_used = False
+            await asyncio.sleep(_ASK_AGAIN)
+            try:
+                await ask()
+            except Replaced:
+                for call in session.calls:
+                    call.reschedule(0)
+                self._leave(session)
+                return
 
     def _leave(self, session: _Session) -> None:
         """Give up a session: the next call and subscriptions resolve the address again; calls under way may end."""

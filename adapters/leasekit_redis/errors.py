@@ -47,6 +47,13 @@ class NotAllowed(Refused):
     """Redis does not let this user do what leasekit needs, or is not set up for it."""
 
 
+class Replaced(exceptions.ConnectionError):
+    """The Sentinels name another primary by now."""
+
+    def __str__(self) -> str:
+        return "its Sentinels name another primary by now"
+
+
 class FullMemory(Unavailable):
     """Redis has no room, and has changed nothing."""
 
@@ -61,8 +68,8 @@ def bearing() -> Generator[None]:
 
 
 def is_displaced(error: BaseException) -> bool:
-    """Return whether the address may lead to another server by now; the server that raised `error` changed nothing."""
-    return isinstance(error, exceptions.RedisClusterException) or _code(error) in _DISPLACED
+    """Return whether the address may lead to another server by now; one that is still there has changed nothing."""
+    return isinstance(error, exceptions.RedisClusterException | Replaced) or _code(error) in _DISPLACED
 
 
 @contextmanager
@@ -83,6 +90,8 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
     code = _code(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError) or code in _NOT_ALLOWED:
         return NotAllowed(f"{address} does not accept this user or password, or does not allow it what leasekit needs")
+    if form := _right_form(error, address):
+        return NotAllowed(f"{address}: {form}")
     if code == "EVICTS":
         return NotAllowed(f"{address} deletes keys at will when its memory is full: set maxmemory-policy noeviction")
     if "DB index is out of range" in text:
@@ -97,12 +106,26 @@ def _as_ours(error: Exception, address: Address) -> BackendError:
     if code:
         return Unavailable(f"{address}: {_SAYS[code]}")
     if isinstance(error, MasterNotFoundError):  # its text may have the settings of the connections
-        return Unavailable(f"{address}: no Sentinel answers that knows a primary of this name that is up")
+        return Unavailable(f"{address}: no Sentinel answers that knows a primary of this name")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
         return Unavailable(f"{address} cannot be reached: {_without_secret(text, address)}")
     if isinstance(error, exceptions.ClusterError | exceptions.RedisClusterException):
         return Unavailable(f"{address}: the cluster cannot be reached: {_without_secret(text, address)}")
     return ProtocolError(f"{address} gave an unexpected answer: {_without_secret(text, address)}")
+
+
+def _right_form(error: Exception, address: Address) -> str | None:
+    """Return what to write, if the URL is that of another kind of Redis."""
+    text = str(error)
+    if "Cluster mode is not enabled" in text:
+        return "it is no node of a cluster: write redis://…"
+    if re.search(r"unknown command\W+SENTINEL", text, re.IGNORECASE):
+        return "it is no Sentinel: write redis://…"
+    if lacks := re.search(r"unknown command\W+(EVAL|SELECT)", text, re.IGNORECASE):
+        return f"it has no command {lacks[1]}: if it is a Sentinel, write redis+sentinel://…/primary"
+    if not address.is_cluster and (isinstance(error, exceptions.MovedError) or "not allowed in cluster mode" in text):
+        return "it is a node of a cluster: write redis+cluster://…"
+    return None
 
 
 def _code(error: BaseException) -> str:

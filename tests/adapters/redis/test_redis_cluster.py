@@ -9,10 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from leasekit.errors import BackendError, Unavailable
+from leasekit.errors import BackendError, Refused, Unavailable
 from leasekit.task import Beat, NewTask, Settlement
 from leasekit_redis import RedisBackend, connect
 from tests.adapters.redis.conftest import Cluster
+from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -38,6 +39,15 @@ async def test_kinds_are_spread_and_claimed_together(cluster: Cluster, backend: 
     stats = (await backend.stats()).kinds
     assert sum(stats[one]["success"] for one in kinds) == 12
     assert sum(stats[one].get("new", 0) for one in kinds) == 36
+
+
+async def test_a_url_of_another_kind_of_redis_is_refused_with_what_to_write(cluster: Cluster, server: Server) -> None:
+    node = cluster.nodes[0].url
+    for url, right in ((node, "redis[+]cluster"), (f"{node}/1", "redis[+]cluster"), (server.url, "redis")):
+        backend = connect(url.replace("redis:", "redis+cluster:") if right == "redis" else url, worker="w1")
+        with pytest.raises(Refused, match=f": write {right}://…$"):
+            await backend.schedule([NewTask(kind=f"kind-{n}") for n in range(20)])
+        await backend.aclose()
 
 
 async def test_a_batch_of_many_kinds_is_the_first_call(backend: RedisBackend, kind: str) -> None:

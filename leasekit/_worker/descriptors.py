@@ -8,8 +8,14 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from typing import Any
 
 from leasekit.errors import LeasekitError
+
+try:  # here: without a free descriptor no module can be loaded
+    import resource
+except ImportError:  # not every system has it
+    resource = None  # type: ignore[assignment]
 
 logger = logging.getLogger("leasekit")
 
@@ -61,8 +67,8 @@ def _lack() -> str | None:
 
 
 def _limit() -> str:
-    try:
-        import resource  # not every system has it
-    except ImportError:
-        return "the limit is that of the system"
-    return f"ulimit -n is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
+    return "the limit is that of the system" if resource is None else f"ulimit -n is {_soft_limit(resource)}"
+
+
+def _soft_limit(module: Any) -> int:
+    return int(module.getrlimit(module.RLIMIT_NOFILE)[0])

@@ -86,12 +86,14 @@ def test_no_descriptor_is_left_open() -> None:
 
 SCRIPT = """
     import logging, os, resource, sys, threading
+    limit = resource.setrlimit, resource.RLIMIT_NOFILE
+    del sys.modules["resource"]  # as where nothing else has loaded it
     import leasekit
     from leasekit._worker import descriptors
     from leasekit.testing.memory import MemoryBackend, MemoryService
 
     descriptors._PATIENCE = 2.0
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    limit[0](limit[1], (64, 64))
     service = MemoryService()
     submitter = leasekit.Client(MemoryBackend(service, worker="submitter"))
     worker = leasekit.Worker(MemoryBackend(service, worker="worker"), drain_grace=0, drain_timeout=20)

@@ -238,7 +238,7 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "works-on-after-the-stop": Mutant(
         "A worker that was asked to stop goes on claiming.",
-        Edit("_worker.controller:Controller._once", "not self._stopping", "True"),
+        Edit("_worker.controller:Controller._once", "self._stopping or not", "not"),
         Edit("_worker.controller:Controller._deliver", "self._stopping or handler is None", "handler is None"),
         by=Histories("stops", ["L2"]),
     ),

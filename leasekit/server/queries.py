@@ -112,11 +112,11 @@ class Queries:
             page = await self._readers.read(look, is_next=True)
         return self._marks.sealed(page)
 
-    async def know_chain(self, chain: Chain) -> None:
-        """Add the latest tasks of a chain to those that a reader of events knows."""
+    async def know_chain(self, chain: Chain, kinds: KindPatterns | None = None) -> None:
+        """Add the latest tasks of a chain to those that a reader of events knows: tasks of these kinds (None: of all)."""
         cursor: str | None = None
         while len(chain.ids) < _CHAIN:
-            page = await self.list_tasks(root=chain.root, newest=True, cursor=cursor, limit=1000)
+            page = await self.list_tasks(root=chain.root, newest=True, kinds=kinds, cursor=cursor, limit=1000)
             chain.ids.update(task.id for task in page.tasks)
             if (cursor := page.cursor) is None:
                 break

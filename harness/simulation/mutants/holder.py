@@ -238,7 +238,11 @@ HOLDER: Mapping[str, Mutant] = {
     ),
     "works-on-after-the-stop": Mutant(
         "A worker that was asked to stop goes on claiming.",
-        Edit("_worker.controller:Controller._once", "self._stopping or not", "not"),
+        Edit(
+            "_worker.controller:Controller._once",
+            "self._stopping or not self._can_keep_more(now)",
+            "not self._can_keep_more(now)",
+        ),
         Edit("_worker.controller:Controller._deliver", "self._stopping or handler is None", "handler is None"),
         by=Histories("stops", ["L2"]),
     ),

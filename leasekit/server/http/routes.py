@@ -393,7 +393,7 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
         kind=params.kind or None, task=params.task or None, chain=chain, after=after, of=access.kinds.match
     )
     if chain is not None:  # once events are kept, so that no task is missed between the two
-        await engine.queries.know_chain(chain)
+        await engine.queries.know_chain(chain, access.kinds)
     if access.digest is not None:
         stream = _while_valid(stream, engine.tokens, access)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})

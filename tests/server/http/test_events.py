@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from leasekit.errors import Throttled
+from leasekit.server import queries
+from leasekit.server.access import KindPatterns
+from leasekit.server.engine import Engine
 from leasekit.server.fair_bound import CALLER
 from leasekit.server.http import events
-from leasekit.server.http.events import Feed
+from leasekit.server.http.events import Chain, Feed
+from leasekit.server.store.memory.store import MemoryStore
 from leasekit.server.unit_of_work import TaskEvent
+from leasekit.task import NewTask
 from tests.server.http.conftest import Running, RunServer
 from tests.waiting import eventually
 
@@ -109,6 +114,17 @@ def test_a_life_is_told_from_beginning_to_end(server: Running) -> None:
     assert {event.data["kind"] for event in told} == {"life"}
     assert told[3].data["outcome"] == "success"
     assert all(datetime.fromisoformat(event.data["at"]).tzinfo for event in told)
+
+
+@pytest.mark.anyio
+async def test_foreign_tasks_in_a_chain_push_out_none_of_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "_CHAIN", 3)
+    async with Engine(MemoryStore()) as engine:
+        await engine.schedule([NewTask(kind="own", id="first"), NewTask(kind="own", id="child", parent="first")])
+        await engine.schedule([NewTask(kind="foreign", parent="first") for _ in range(5)])
+        chain = Chain("first")
+        await engine.queries.know_chain(chain, KindPatterns(["own"]))
+    assert chain.ids == {"first", "child"}
 
 
 def test_a_chain_is_told_of_by_its_root(server: Running) -> None:

@@ -113,7 +113,7 @@ class Queries:
         return self._marks.sealed(page)
 
     async def know_chain(self, chain: Chain, kinds: KindPatterns | None = None) -> None:
-        """Add the latest tasks of a chain to those that a reader of events knows: tasks of these kinds (None: of all)."""
+        """Add the latest tasks of a chain, of these kinds (None: of all), to those that a reader of events knows."""
         cursor: str | None = None
         while len(chain.ids) < _CHAIN:
             page = await self.list_tasks(root=chain.root, newest=True, kinds=kinds, cursor=cursor, limit=1000)

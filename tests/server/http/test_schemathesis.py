@@ -88,7 +88,7 @@ def filter_query(context: schemathesis.HookContext, values: Any) -> bool:
 
 def _has_made_up_mark(context: schemathesis.HookContext, values: Any) -> bool:
     """Whether a cursor of tasks is a text that fits the schema: only a server can make one."""
-    of_tasks = context.operation is not None and context.operation.path.startswith("/v1/tasks")
+    of_tasks = context.operation is not None and context.operation.path.startswith(("/v1/tasks", "/v1/chains"))
     cursor = values.get("cursor") if of_tasks and isinstance(values, dict) else None
     return isinstance(cursor, str) and len(cursor) <= 128
 

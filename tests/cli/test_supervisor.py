@@ -702,7 +702,9 @@ def test_past_the_timeout_a_worker_that_hangs_is_killed_and_what_it_ran_handed_b
 ) -> None:
     worker = place.work("--drain-grace", "0", "--drain-timeout", "0").at_work()
     task = client.schedule(place.kind("hangs"), how)
-    place.begun()
+    ((*_, pid),) = place.begun()
+    if how == "stopped":  # before that, the worker gives the task back by itself
+        eventually(lambda: state(int(pid)) == "T", "the worker is stopped")
     worker.process.send_signal(signal.SIGTERM)
     assert worker.exit_code() == 128 + signal.SIGKILL
     info = client.get(task.id)

@@ -119,6 +119,9 @@ def test_an_example_is_what_the_server_takes(server: Running, document: Any, nam
     (example,) = document["components"]["schemas"][name]["examples"]
     if name == "DrainRequest":  # of a worker that is known
         server.call("POST", "/v1/claims", {"worker": "nobody", "kinds": ["k"], "claim_id": "known"})
+    if path.startswith("/v1/periodic/"):  # of a periodic task that is there
+        (task,) = document["components"]["schemas"]["PeriodicTaskItem"]["examples"]
+        assert server.call("PUT", with_names("/v1/periodic/{name}"), task).status == 200
     if name == "RotateRequest":
         path = path.replace("{token}", "everything")
         example = example | {"digest": digest_of(server.token or "").hex()}  # of the secret that the test goes on with

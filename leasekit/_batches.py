@@ -44,10 +44,11 @@ def parts(tasks: Sequence[NewTask]) -> Iterator[tuple[int, Sequence[NewTask]]]:
     """Yield the tasks in parts for one call each, with the position of the first task; no tasks make one empty part."""
     first = waits = 0
     for at, task in enumerate(tasks):
-        if at - first == MAX_BATCH or waits + len(task.after) > MAX_WAITS:
+        more = len(task.after or ())  # None, which the service refuses
+        if at > first and (at - first == MAX_BATCH or waits + more > MAX_WAITS):
             yield first, tasks[first:at]
             first, waits = at, 0
-        waits += len(task.after)
+        waits += more
     yield first, tasks[first:]
 
 

@@ -244,13 +244,13 @@ class Lease:
         connection.check_accepts_work()
         if len(successors) + len(tasks) > _MAX_THEN:
             raise ValueError(f"task {self.task.id} has {_MAX_THEN} successors, the most there can be: schedule a batch")
-        waits = self._then_waits + sum(len(task.after) for task in tasks)
+        checked = [encoding.successor(task, self._coding) for task in tasks]
+        waits = self._then_waits + sum(len(task.after) for task in checked)
         if waits > MAX_WAITS:
             raise ValueError(
                 f"the successors of task {self.task.id} run after {waits:,} tasks together, {MAX_WAITS:,} at most: "
                 "have a successor schedule the rest"
             )
-        checked = [encoding.successor(task, self._coding) for task in tasks]
         for task in checked:
             connection.check_dependencies(task)
         with connection.hooks.scheduling(checked) as traced:

@@ -11,7 +11,9 @@ import pytest
 
 import leasekit
 from leasekit import Client, Fatal, LeasekitError, LeaseLost, NotHeld, Task, Worker
+from leasekit._batches import parts
 from leasekit.backend import Capabilities
+from leasekit.errors import Refused
 from leasekit.server.embedded import DirectBackend
 from leasekit.server.shared import SharedBackend
 from leasekit.task import NewTask, Status, TaskInfo
@@ -160,6 +162,23 @@ def test_a_batch_that_runs_after_more_tasks_than_a_request_takes_is_sent_in_part
     after = [f"other-{n}" for n in range(100)]
     scheduled = client.schedule_all([NewTask(kind="next", after=after) for _ in range(201)])
     assert client.stats().kinds["next"]["new"] == len({task.id for task in scheduled}) == 201
+
+
+def test_one_task_after_too_many_is_refused_with_what_is_wrong(client: Client) -> None:
+    after = [f"other-{n}" for n in range(20_000)]
+    with pytest.raises(Refused, match="after"):
+        client.schedule_all([NewTask(kind="next", after=after)])
+    with leasekit.lease(claimed(client)) as held, pytest.raises(ValueError, match="after"):
+        held.then("next", after=after)
+    with pytest.raises((Refused, ValueError), match="after"):
+        client.schedule("next", after=None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_no_part_of_a_batch_is_empty_but_that_of_an_empty_batch() -> None:
+    most = NewTask(kind="next", after=[f"other-{n}" for n in range(20_000)])
+    assert [(first, len(part)) for first, part in parts([most, most])] == [(0, 1), (1, 1)]
+    assert [(first, len(part)) for first, part in parts([NewTask(kind="next")] * 1001)] == [(0, 1000), (1000, 1)]
+    assert [*parts([])] == [(0, [])]
 
 
 def test_successors_are_said_within_the_block(client: Client) -> None:

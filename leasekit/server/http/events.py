@@ -253,6 +253,6 @@ def _matches(
     return (
         (kind is None or event.kind == kind)
         and (task is None or event.id == task)
-        and (chain is None or chain.has(event))
         and (of is None or of(event.kind))
+        and (chain is None or chain.has(event))  # last: it remembers tasks, but none that the reader may not see
     )

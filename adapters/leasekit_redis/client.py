@@ -14,32 +14,24 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-import hiredis
 from redis import exceptions
 from redis.asyncio import Redis
-from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
-from redis.backoff import NoBackoff
+from redis.asyncio.cluster import RedisCluster
 
 from leasekit.backend import cancel_all
 from leasekit.errors import ProtocolError, Unavailable
 from leasekit_redis.address import Address
+from leasekit_redis.connecting import Client, OfSentinels, PubSub, Subscriber, client_settings, new_client
 from leasekit_redis.errors import Replaced, is_displaced, mapped
 from leasekit_redis.keys import Keys
 from leasekit_redis.records import encode
 from leasekit_redis.scripts import Script
+from leasekit_redis.sentinels import ASK_AGAIN
 
 logger = logging.getLogger("leasekit")
 
-_TIMEOUT = 10.0  # seconds for one answer
-_CONNECT = 5.0
-_SENTINEL = 1.0  # for one answer of a Sentinel
-_ASK_AGAIN = 1.0  # seconds from one question to the Sentinels to the next while calls are made
-_NAMED_LATELY = 2 * _ASK_AGAIN  # seconds after a question for which its answer vouches for a primary
 _STUCK = 1.0  # seconds after which a call that is given up is a sign that its server is gone
 _AT_ONCE = 32  # calls at the same time, each on a connection of its own
 # Of what one script is given: it takes some milliseconds, in which Redis serves no other client.
@@ -50,167 +42,11 @@ _looked_at: set[str] = set()  # addresses whose durability was looked at: once f
 T = TypeVar("T")
 
 
-class PubSub(Protocol):
-    """The part of redis-py's subscription object that leasekit uses."""
-
-    async def subscribe(self, *channels: str) -> None: ...
-
-    async def get_message(self, *, ignore_subscribe_messages: bool, timeout: float) -> dict[str, Any] | None: ...
-
-    async def ping(self) -> object: ...
-
-    async def aclose(self) -> None: ...
-
-
-class _Client(Protocol):
-    async def execute_command(self, *args: object) -> Any: ...
-
-    async def aclose(self) -> None: ...
-
-
-class _Subscriber(_Client, Protocol):
-    def pubsub(self) -> PubSub: ...
-
-
-_pack: Callable[[tuple[Any, ...]], bytes] = cast("Any", hiredis).pack_command
-
-
-class _Direct(Redis):
-    """A client that runs scripts on connections that it keeps: the way through the pool costs more than a script.
-
-    As there, a call whose connection breaks is made once more, and then on a connection that was checked.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        theirs = cast("Any", super())  # redis-py leaves its types open
-        theirs.__init__(**settings)
-        self._pool: Any = self.connection_pool
-        self._theirs: Any = theirs.execute_command
-        self._kept: list[Any] = []  # connections, open and without a call
-
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        if not str(args[0]).startswith("EVAL"):
-            return await self._theirs(*args, **options)
-        packed: bytes = _pack(args)
-        try:
-            return await self._ask(packed)
-        except exceptions.ConnectionError:
-            while self._kept:
-                await self._pool.release(self._kept.pop())
-            return await self._ask(packed)
-
-    async def _ask(self, packed: bytes) -> Any:
-        connection: Any = None
-        try:
-            async with asyncio.timeout(_TIMEOUT):
-                connection = self._kept.pop() if self._kept else await self._pool.get_connection()
-                connection.socket_timeout = None  # the one above is enough
-                await connection.send_packed_command(packed, check_health=False)
-                return await connection.read_response()
-        except TimeoutError:
-            raise exceptions.TimeoutError(f"no answer within {_TIMEOUT:g} s") from None
-        finally:
-            if connection is not None and connection.is_connected:
-                self._kept.append(connection)
-            elif connection is not None:
-                connection.socket_timeout = _TIMEOUT
-                await self._pool.release(connection)
-
-
-class _Sentinels(Sentinel):
-    """Sentinels: one after another is asked for the primary, until one answers. What was named first must stay."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        cast("Any", super()).__init__(*args, **settings)  # redis-py leaves its types open
-        self._named: tuple[str, int] | None = None
-        self._is_replaced = False
-        self._asked_at = 0.0  # when the last question left; or, without an answer, was given up
-        self._is_answered = False
-        self._asking = asyncio.Lock()
-
-    async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Return the primary. Raises `Replaced` once another one was named."""
-        asked_at = time.monotonic()
-        named = await self._first_answer(service_name)
-        self._asked_at, self._is_answered = asked_at, True
-        self._named = self._named or named
-        self._is_replaced |= named != self._named
-        self._check()
-        return named
-
-    async def _first_answer(self, service_name: str) -> tuple[str, int]:
-        # SENTINEL MASTERS, which redis-py asks for, names the old primary until all replicas follow the new one.
-        sentinels = cast("list[Any]", self.sentinels)  # redis-py leaves its types open
-        for sentinel in list(sentinels):
-            try:
-                answer = await sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service_name)
-            except (exceptions.ConnectionError, exceptions.TimeoutError):
-                continue
-            if answer is not None:
-                sentinels.remove(sentinel)
-                sentinels.insert(0, sentinel)
-                host, port = answer
-                return host.decode(), int(port)
-        raise MasterNotFoundError(service_name)
-
-    async def ask_again(self, service_name: str) -> None:
-        """Ask for the primary, unless a call has just asked. Raises `Replaced`; if no Sentinel answers, all stays."""
-        async with self._asking:
-            if time.monotonic() < self._asked_at + _ASK_AGAIN / 2:
-                self._check()
-                return
-            try:
-                await self.discover_master(service_name)
-            except Replaced:
-                raise
-            except (exceptions.RedisError, OSError) as error:
-                self._asked_at, self._is_answered = time.monotonic(), False
-                logger.debug("the Sentinels do not say which primary there is: %r", error)
-
-    async def vouch(self, service_name: str) -> None:
-        """Return once the primary was named lately. Raises `Replaced`; while no Sentinel answers, nothing is asked."""
-        self._check()
-        if self._is_answered and time.monotonic() > self._asked_at + _NAMED_LATELY:
-            await self.ask_again(service_name)
-
-    def _check(self) -> None:
-        if self._is_replaced:
-            raise Replaced
-
-
-class _OfSentinels:
-    """A client of the primary that Sentinels name; each new connection asks them, and `ask_again` and `vouch` do."""
-
-    def __init__(self, address: Address) -> None:
-        settings = _client_settings(address)
-        asking = {
-            **settings,
-            "username": address.sentinel_username,
-            "password": address.sentinel_password,
-            "socket_timeout": _SENTINEL,  # each Sentinel is asked in turn, and one of them may hang
-            "socket_connect_timeout": _SENTINEL,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        sentinels = _Sentinels(address.hosts, sentinel_kwargs=asking)
-        self._sentinels = sentinels
-        theirs = cast("Any", sentinels)  # redis-py leaves its types open
-        self._primary = cast("_Subscriber", theirs.master_for(address.primary, _Direct, db=address.db, **settings))
-        self.execute_command = self._primary.execute_command
-        self.pubsub = self._primary.pubsub
-        name = str(address.primary)
-        self.ask_again = partial(sentinels.ask_again, name)
-        self.vouch = partial(sentinels.vouch, name)
-
-    async def aclose(self) -> None:
-        sentinels = cast("list[_Client]", self._sentinels.sentinels)
-        await asyncio.gather(*(client.aclose() for client in (self._primary, *sentinels)))
-
-
 @dataclass(slots=True, eq=False)
 class _Session:
     """A redis-py client with its connections, as the address was resolved when it was opened."""
 
-    client: _Client
+    client: Client
     calls: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])  # calls under way
     watching: asyncio.Task[None] | None = None  # whether the Sentinels still name its primary
     is_used: bool = False  # since the Sentinels were asked last
@@ -286,7 +122,7 @@ class Link:
         return answer
 
     @staticmethod
-    async def _run(client: _Client, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
+    async def _run(client: Client, script: Script, keys: Sequence[bytes], arguments: Sequence[bytes]) -> Any:
         try:
             return await client.execute_command("EVALSHA", script.sha, len(keys), *keys, *arguments)
         except exceptions.NoScriptError:
@@ -303,7 +139,7 @@ class Link:
             cluster = cast("RedisCluster", (await self._open_session()).client)
             return [_shard_name(cluster, key) for key in keys]
 
-    async def _call(self, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+    async def _call(self, ask: Callable[[Client], Awaitable[Any]]) -> Any:
         """Make a call; once more, in a new session, if the server of a session that has served is displaced."""
         self._begin_anew_in_new_loop()
         with mapped(self.address):
@@ -317,13 +153,13 @@ class Link:
                         raise
                 return await self._call_once(await self._open_session(), ask)
 
-    async def _call_once(self, session: _Session, ask: Callable[[_Client], Awaitable[Any]]) -> Any:
+    async def _call_once(self, session: _Session, ask: Callable[[Client], Awaitable[Any]]) -> Any:
         """Make one call of `ask`; give the session up if its server was displaced or stuck. redis-py's errors pass."""
         began_at = time.monotonic()
         try:
             async with self._under_way(session):
                 answer = await ask(session.client)
-                if isinstance(session.client, _OfSentinels):
+                if isinstance(session.client, OfSentinels):
                     await session.client.vouch()
                 if self._warns and not session.has_served and str(self.address) not in _looked_at:
                     _looked_at.add(str(self.address))
@@ -355,14 +191,14 @@ class Link:
 
     def _ensure_watch(self, session: _Session) -> None:
         session.is_used = True
-        if isinstance(session.client, _OfSentinels) and (session.watching is None or session.watching.done()):
+        if isinstance(session.client, OfSentinels) and (session.watching is None or session.watching.done()):
             session.watching = asyncio.create_task(self._watch(session, session.client.ask_again))
 
     async def _watch(self, session: _Session, ask: Callable[[], Awaitable[None]]) -> None:
         """Ask the Sentinels once a second, while the session is used, whether its server is still the primary."""
         while session.is_used or session.calls or (self._subscriptions and not session.is_left):
             session.is_used = False
-            await asyncio.sleep(_ASK_AGAIN)
+            await asyncio.sleep(ASK_AGAIN)
             try:
                 await ask()
             except Replaced:
@@ -404,13 +240,13 @@ class Link:
             finally:
                 await client.aclose()
 
-    async def _new_client_of_any_node(self) -> "_Subscriber":
+    async def _new_client_of_any_node(self) -> "Subscriber":
         if not self.address.is_cluster:
-            return cast("_Subscriber", await _new_client(self.address))
+            return cast("Subscriber", await new_client(self.address))
         cluster = cast("RedisCluster", (await self._open_session()).client)
         node = cluster.get_random_node()
-        client = Redis(host=str(node.host), port=int(node.port), **_client_settings(self.address))
-        return cast("_Subscriber", client)
+        client = Redis(host=str(node.host), port=int(node.port), **client_settings(self.address))
+        return cast("Subscriber", client)
 
     async def aclose(self) -> None:
         self._begin_anew_in_new_loop()
@@ -436,57 +272,11 @@ class Link:
             if self._is_closed:
                 raise Unavailable(f"the connection to {self.address} was closed")
             if self._session is None:
-                self._session = _Session(await _new_client(self.address))
+                self._session = _Session(await new_client(self.address))
             return self._session
 
 
-async def _new_client(address: Address) -> _Client:
-    if address.is_cluster:
-        nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        cluster = RedisCluster(startup_nodes=nodes, **_client_settings(address))
-        _ask_any_primary(cluster)
-        try:
-            # Under the lock: several first calls at once would each read the cluster's layout, and close each other's
-            # connections.
-            await cluster.initialize()
-        except BaseException:
-            await cluster.aclose()
-            raise
-        return cast("_Client", cluster)
-    if address.primary is not None:
-        return _OfSentinels(address)
-    if address.socket is not None:
-        return cast("_Client", _Direct(unix_socket_path=address.socket, db=address.db, **_client_settings(address)))
-    ((host, port),) = address.hosts
-    return cast("_Client", _Direct(host=host, port=port, db=address.db, **_client_settings(address)))
-
-
-def _ask_any_primary(cluster: Any) -> None:
-    """Have redis-py ask any primary that answers which commands there are: the one that it chooses may be away.
-
-    It asks that when it opens a session, and would reach no shard before that one is back.
-    """
-    ask = cluster.commands_parser.initialize
-
-    async def initialize(chosen: Any = None) -> None:
-        primaries = cluster.nodes_manager.get_nodes_by_server_type("primary")
-        error: exceptions.RedisError | None = None
-        for node in [chosen, *(node for node in primaries if node is not chosen)]:
-            try:
-                await ask(node)
-            except (exceptions.ConnectionError, exceptions.TimeoutError) as failed:
-                error = error or failed
-                continue
-            if node is not None:
-                cluster.nodes_manager.default_node = node
-            return
-        assert error is not None  # noqa: S101 - there is always a node to ask
-        raise error
-
-    cluster.commands_parser.initialize = initialize
-
-
-async def _warn_if_forgetful(client: _Client, address: Address) -> None:
+async def _warn_if_forgetful(client: Client, address: Address) -> None:
     """Log what a crash of this Redis, or full memory, would lose; nothing if this user may not read its settings."""
     try:
         told = cast("dict[str, Any]", await client.execute_command("INFO"))
@@ -509,16 +299,3 @@ def _shard_name(cluster: RedisCluster, key: bytes) -> str:
     except exceptions.RedisClusterException:
         node = None
     return "an unknown server" if node is None else str(node.name)
-
-
-def _client_settings(address: Address) -> dict[str, Any]:
-    return {
-        "username": address.username,
-        "password": address.password,
-        "ssl": address.tls,
-        **address.tls_options,
-        "socket_timeout": _TIMEOUT,
-        "socket_connect_timeout": _CONNECT,
-        "retry": Retry(NoBackoff(), 1, supported_errors=(exceptions.ConnectionError,)),
-        "protocol": 2,
-    }

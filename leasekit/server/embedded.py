@@ -22,7 +22,7 @@ from leasekit.periodic import PeriodicInfo, PeriodicTask, PeriodicTaskItem
 from leasekit.server.engine import Engine
 from leasekit.server.roles import gates, periodic
 from leasekit.server.roles import tokens as access_tokens
-from leasekit.server.roles.audit import Note, names_of
+from leasekit.server.roles.audit import Note, names_of, the_one
 from leasekit.task import (
     Beat,
     ChainCancelled,
@@ -151,7 +151,7 @@ class DirectBackend:
 
     async def redrive(self, task_ids: Sequence[str] = (), *, rate: int | None = None, **options: Any) -> Redriven:
         request = checked(wire.RedriveRequest, {"ids": task_ids, "worker": self.worker, **options})
-        noting = self._noting("tasks.redrive", target=request.kind, fields=request)
+        noting = self._noting("tasks.redrive", target=request.kind or the_one(request.ids), fields=request)
         return await (await self._engine()).operations.redrive(request, **noting)
 
     async def list_dead(self, *, cursor: str | None = None, limit: int = 100, **wanted: Any) -> Page:

@@ -42,7 +42,8 @@ KINDS_OF_A_TASK = 8  # kinds of a claim that cost about as much as a task
 
 
 def work_of_task(task: NewTask) -> int:
-    return 1 + _blocks(task.payload) + len(task.after)  # a wait costs about as much as a task
+    """Return how much work a task is: a wait costs about as much as a task, and so does a tag."""
+    return 1 + _blocks(task.payload) + len(task.after) + len(task.tags)
 
 
 def work_of_settlement(settlement: Settlement) -> int:

@@ -13,7 +13,7 @@ import pytest
 
 from leasekit.errors import StoreLocked, Throttled, Unavailable
 from leasekit.server.engine import Engine
-from leasekit.server.request_classes import HEARTBEAT
+from leasekit.server.request_classes import HEARTBEAT, work_of_task
 from leasekit.server.roles.claims import Answer
 from leasekit.server.store import Store
 from leasekit.server.store.sqlite.store import SqliteStore
@@ -313,3 +313,8 @@ async def test_real_clocks_do_for_a_whole_life(make_store: Callable[[], Store]) 
         claimed = await engine.claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
         assert claimed.waited is not None
         assert 0 <= claimed.waited < 10
+
+
+def test_waits_and_tags_count_in_the_size_of_a_request() -> None:
+    """Each of them is a row of its own: a thousand tasks with twenty tags held up everybody's heartbeats."""
+    assert work_of_task(NewTask(kind="k", after=["a", "b", "c"], tags=["x", "y"])) == 6

@@ -167,7 +167,7 @@ async def plan_cancel(visit: Visit, wanted: OneTask) -> Plan:
 
 
 async def cancel(visit: Visit, wanted: OneTask) -> Done:
-    (verdict,) = await visit.engine.cancel([wanted.id], note=visit.note("tasks.cancel"))
+    (verdict,) = await visit.engine.cancel([wanted.id], note=visit.note("tasks.cancel", target=wanted.id))
     if verdict.verdict == "gone":
         raise Refused(f"the task {wanted.id!r} has ended by now, or is unknown: load its page again")
     return Done(_page_of(wanted), "cancelled")
@@ -185,7 +185,7 @@ async def plan_run_now(visit: Visit, wanted: OneTask) -> Plan:
 
 async def run_now(visit: Visit, wanted: OneTask) -> Done:
     request = RescheduleRequest(delay=0, request_id=wanted.act_id)
-    note = visit.note("task.reschedule", fields=request)
+    note = visit.note("task.reschedule", target=wanted.id, fields=request)
     if await visit.engine.operations.reschedule(wanted.id, request, by=visit.by, note=note) is None:
         raise HTTPException(404, f"there is no task {wanted.id!r}")
     return Done(_page_of(wanted), "due-now")
@@ -204,9 +204,8 @@ async def plan_redrive(visit: Visit, wanted: OneTask) -> Plan:
 
 async def redrive(visit: Visit, wanted: OneTask) -> Done:
     request = RedriveRequest(ids=[wanted.id], redrive_id=wanted.act_id, worker=visit.by)
-    verdict = (await visit.engine.operations.redrive(request, note=visit.note("tasks.redrive", fields=request))).tasks[
-        0
-    ]
+    note = visit.note("tasks.redrive", target=wanted.id, fields=request)
+    (verdict,) = (await visit.engine.operations.redrive(request, note=note)).tasks
     if verdict.verdict != "redriven":
         raise Refused(f"the task {wanted.id!r} cannot be redriven: {verdict.reason or verdict.verdict}")
     return Done(_page_of(wanted), "redriven")
@@ -228,7 +227,7 @@ async def plan_cancel_chain(visit: Visit, wanted: OneTask) -> Plan:
 async def cancel_chain(visit: Visit, wanted: OneTask) -> Done:
     cursor, count = None, 0
     while True:
-        note = visit.note("chain.cancel") if cursor is None else None
+        note = visit.note("chain.cancel", target=wanted.id) if cursor is None else None
         answer = await visit.engine.cancel_chain(ChainRequest(id=wanted.id, cursor=cursor), note=note)
         count += len(answer.tasks)
         if (cursor := answer.cursor) is None:

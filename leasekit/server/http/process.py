@@ -8,6 +8,7 @@ import gc
 import ipaddress
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
@@ -60,6 +61,7 @@ def serve(
     address is not loopback, or cannot be listened on; the URL names no store), `StoreLocked` and `StoreDamaged`.
     """
     logging.getLogger("uvicorn.error").addFilter(LogLimit())  # of this process of our own
+    _allow_open_files()
     with LogThread(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         queues = None if queue is None else open_queues(queue)
         store = open_store(store_url, check=check)
@@ -67,6 +69,13 @@ def serve(
         if migrate and isinstance(store, SharedStore):
             store.migrate()
         runner.run(_serve(host, port, store, security=security, queues=queues, console=console, roles=roles))
+
+
+def _allow_open_files() -> None:
+    """Raise the soft limit of open files to the hard one: each client takes some, and 1,024 are usual for a shell."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _check_roles(roles: frozenset[Role], store: Store, queues: TaskQueues | None) -> None:

@@ -155,14 +155,19 @@ class ApiRequest(Request):
         return Note(act, self.access, target, names, worker or None)
 
     def note_of_operator(
-        self, act: str, *, fields: Struct | None = None, worker: str | UnsetType | None = None
+        self,
+        act: str,
+        *,
+        target: str | None,
+        fields: Struct | None = None,
+        worker: str | UnsetType | None = None,
     ) -> Note | None:
         """Return what `note` does, but None for a caller without a token of the scope `operate`.
 
         For acts that submitters may do too: the audit log lists acts of operators only.
         """
         is_operator = self.access.token_id is not None and "operate" in self.access.scopes
-        return self.note(act, fields=fields, worker=worker) if is_operator else None
+        return self.note(act, target=target, fields=fields, worker=worker) if is_operator else None
 
     async def wait(self, watch: DisconnectWatch, answer: Coroutine[Any, Any, _T]) -> _T | None:
         """Do what `watch.wait` does. Raises `Unauthenticated` once the access token is no longer valid."""

@@ -25,6 +25,7 @@ from leasekit.server.http.problems import UnknownTask
 from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
 from leasekit.server.kind_leases import CONSUMER
+from leasekit.server.roles.audit import the_one
 from leasekit.server.token_book import TokenBook
 from leasekit.task import (
     ChainCancelled,
@@ -163,11 +164,8 @@ async def reschedule(request: ApiRequest, params: ChangedTask, body: RescheduleR
     A task that runs or has ended is refused. Other tasks for which it waits, gates, limits and the turn of its key hold
     as before. `worker` is for its history.
     """
-    by, note = (
-        request.client_name(params.worker),
-        request.note_of_operator("task.reschedule", fields=body, worker=params.worker),
-    )
-    operations = request.parts.engine.operations
+    by, operations = request.client_name(params.worker), request.parts.engine.operations
+    note = request.note_of_operator("task.reschedule", target=params.task_id, fields=body, worker=params.worker)
     answer = await operations.reschedule(params.task_id, body, by=by, kinds=request.kinds, note=note)
     if answer is None:
         raise UnknownTask(params.task_id)
@@ -213,7 +211,7 @@ async def _without_others(request: ApiRequest, ended: Awaitable[Ended]) -> Ended
 @post("/v1/tasks/cancel", needs("submit", "operate", kinds=Where.ITEMS), WRITES)
 async def cancel(request: ApiRequest, body: CancelRequest) -> VerdictsAnswer:
     """Cancel: `cancelled` if a task waits, `cancel_requested` if it runs, `gone` if it has ended or is unknown."""
-    note = request.note_of_operator("tasks.cancel")
+    note = request.note_of_operator("tasks.cancel", target=the_one(body.ids))
     return VerdictsAnswer(verdicts=await request.parts.engine.cancel(body.ids, kinds=request.kinds, note=note))
 
 
@@ -242,7 +240,8 @@ async def reschedule_matching(request: ApiRequest, params: BulkChange, body: Res
 @post("/v1/chains/cancel", needs("submit", "operate", kinds=Where.ALL), WRITES)
 async def cancel_chain(request: ApiRequest, body: ChainRequest) -> ChainCancelled:
     """Cancel the tasks that came from one, and that one, in steps. Tasks that come later are cancelled too."""
-    return await request.parts.engine.cancel_chain(body, note=request.note_of_operator("chain.cancel"))
+    note = request.note_of_operator("chain.cancel", target=body.id)
+    return await request.parts.engine.cancel_chain(body, note=note)
 
 
 @post("/v1/cancels", needs("work", kinds=Where.LISTED), WRITES)
@@ -264,11 +263,9 @@ async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
     for example because its dedupe key belongs to another live task by now. `cursor` of the answer: where the filters
     go on.
     """
-    engine, note = (
-        request.parts.engine,
-        request.note("tasks.redrive", target=body.kind, fields=body, worker=body.worker),
-    )
-    return await engine.operations.redrive(body, kinds=request.kinds, note=note)
+    target = body.kind or the_one(body.ids)
+    note = request.note("tasks.redrive", target=target, fields=body, worker=body.worker)
+    return await request.parts.engine.operations.redrive(body, kinds=request.kinds, note=note)
 
 
 @post("/v1/tasks/purge", needs("operate", kinds=Where.SELECTED), WRITES)

@@ -1,7 +1,8 @@
 """The audit log: what operators did, written in the transaction of the change.
 
 Rule 1: each request of an operator writes one entry, even if it finds nothing to change. A dry run writes none.
-Rule 2: an entry has names (of kinds, settings, filters) and numbers, and no value that a client has sent.
+Rule 2: an entry has names (of kinds, settings, filters, of the task or chain that a request is for) and numbers, and
+no value that a client has sent.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,11 @@ class Note(NamedTuple):
         fields = ",".join(sorted(self.fields))
         by, token_id = self.by.name, self.by.token_id
         return AuditRow(entry_id, turn.now, by, token_id, self.worker, self.act, self.target, fields, count)
+
+
+def the_one(ids: Sequence[str] | None) -> str | None:
+    """Return the id of the task that a request names, as the target of its entry; None if there is not just one."""
+    return ids[0] if ids and len(ids) == 1 else None
 
 
 def names_of(values: Struct) -> list[str]:

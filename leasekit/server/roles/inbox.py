@@ -17,13 +17,15 @@ from msgspec.structs import replace
 
 from leasekit._lifecycle.validation import read
 from leasekit.errors import Refused
+from leasekit.server.log_limit import LogLimit
 from leasekit.server.roles.frontend import LAST_MOMENT, schedule
 from leasekit.server.store import InboxRow, SharedTx
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask
 from leasekit.wire import ScheduleRequest
 
-logger = logging.getLogger("leasekit.server")
+logger = logging.getLogger("leasekit.server.inbox")
+logger.addFilter(LogLimit())
 
 STEP = 200  # rows that one transaction takes in, at most
 _BYTES = 4 * 2**20  # of their tasks, about

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
         "redis-failover",
         "redis-stale-failover",
         "redis-failback",
+        "redis-sentinels",
         "redis-forgets",
         "redis-clock-set-back",
     ],

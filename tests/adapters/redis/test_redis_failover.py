@@ -15,7 +15,7 @@ import leasekit
 from harness.proxy import Proxy
 from leasekit.errors import Unavailable
 from leasekit.task import Beat, NewTask, Settlement, Task
-from leasekit_redis import RedisBackend, claiming, client, connect, waiting
+from leasekit_redis import RedisBackend, claiming, client, connect, connecting, waiting
 from tests.redis_server import Server
 
 pytestmark = pytest.mark.anyio
@@ -204,7 +204,7 @@ async def test_a_server_that_hangs_is_left_with_all_connections_to_it(
 ) -> None:
     """Connections to a machine that is gone do not break: each of them would cost a call its patience."""
     monkeypatch.setattr(client, "_STUCK", 0.05)
-    monkeypatch.setattr(client, "_TIMEOUT", 1000.0)
+    monkeypatch.setattr(connecting, "_TIMEOUT", 1000.0)
     await backend.schedule([NewTask(kind=kind) for _ in range(4)])
     tasks = await claim(backend, kind, limit=4)
     await asyncio.gather(*(verdict(backend, task) for task in tasks))

@@ -217,6 +217,14 @@ def test_an_act_is_in_the_audit_log_with_the_name_of_its_token(door: Door) -> No
     assert door.api("GET", "/v1/gates").json["gates"][0]["changed_by"] == "admin"
 
 
+def test_the_audit_log_names_the_task_of_an_act(door: Door) -> None:
+    cookie = door.log_in(door.admin)
+    door.api("POST", "/v1/tasks", {"tasks": [{"kind": "k", "id": "a-task"}]})
+    for act, target in (("cancel-chain", "a-task"), ("cancel", "a-task")):
+        door.post("do", cookie, act=act, id=target)
+    assert door.api("GET", "/v1/audit").json["entries"][0]["target"] == "a-task"
+
+
 def test_the_audit_log_names_the_fields_that_were_given_and_no_others(door: Door) -> None:
     assert door.api("PUT", "/v1/periodic/hourly", {"kind": "k", "every": 3600}).status == 200
     assert door.api("GET", "/v1/audit").json["entries"][0]["fields"] == ["every", "kind"]

@@ -866,6 +866,27 @@ def test_the_log_tells_what_was_removed_from_what_was_left(service: Service) -> 
     assert made == [("periodic.delete", count) for count in (0, 1, 0)], "the latest first"
 
 
+def test_the_log_names_the_task_or_chain_that_a_request_is_for(service: Service) -> None:
+    secret = service.local_token(by := uuid.uuid4().hex, ["submit", "operate"])
+    task, other = service.task(OWN), service.task(OWN)
+    for method, path, body in (
+        ("PATCH", f"/v1/tasks/{task}", {"delay": 9}),
+        ("POST", "/v1/tasks/cancel", {"ids": [task, "nobody"]}),
+        ("POST", "/v1/tasks/cancel", {"ids": [task]}),
+        ("POST", "/v1/chains/cancel", {"id": other}),
+        ("POST", "/v1/tasks/redrive", {"ids": [task]}),
+    ):
+        assert service.call(secret, method, path, body).status == 200
+    made = [(entry["act"], entry["target"]) for entry in reversed(entries(service)) if entry["by"] == by]
+    assert made == [
+        ("task.reschedule", task),
+        ("tasks.cancel", None),
+        ("tasks.cancel", task),
+        ("chain.cancel", other),
+        ("tasks.redrive", task),
+    ]
+
+
 def test_the_log_has_names_and_no_values(service: Service) -> None:
     canary = "canary-5bf1c0"
     body = {"kind": OWN, "every": 60, "payload": {"secret": canary}}

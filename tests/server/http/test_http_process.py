@@ -3,12 +3,13 @@
 import gc
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,21 @@ def test_a_signal_ends_it_with_exit_code_0(tmp_path: Path, number: signal.Signal
         out, err = process.communicate(timeout=PATIENCE)
     created = f"leasekit serve: created a new store: {tmp_path}/tasks.db\n"
     assert (process.returncode, out, err) == (0, "", created)
+
+
+def test_clients_may_be_more_than_the_soft_limit_of_open_files(tmp_path: Path) -> None:
+    """A shell allows 1,024 files, and each client is a connection or two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        with serving(tmp_path / "tasks.db") as (_, address), ExitStack() as idle:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            host, _, port = address.rpartition(":")
+            for _ in range(100):
+                idle.enter_context(socket.create_connection((host, int(port)), timeout=20))
+            assert post(address, "/v1/tasks/cancel", {"ids": ["a"]})["verdicts"][0]["verdict"] == "gone"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.slow

@@ -157,7 +157,16 @@ def test_the_table_of_refusals_has_every_status_and_its_meanings() -> None:
     for _, operation in operations():
         for status, answer in operation["responses"].items():
             meanings.setdefault(status, []).append(answer["description"])
-    assert shown == {status: " Or: ".join(dict.fromkeys(said)) for status, said in meanings.items() if status >= "400"}
+    assert shown == {status: " Or: ".join(_distinct(said)) for status, said in meanings.items() if status >= "400"}
+
+
+def _distinct(meanings: list[str]) -> list[str]:
+    """Return each meaning once, without those with which a longer one begins."""
+    return [
+        meaning
+        for meaning in dict.fromkeys(meanings)
+        if not any(other.startswith(f"{meaning} Or: ") for other in meanings)
+    ]
 
 
 def test_the_table_of_bounds_has_what_the_server_checks() -> None:

@@ -197,7 +197,8 @@ class Client(FlowCalls):
         """Return tasks of these kinds, one at a time, for `for` and `async for`.
 
         The lease of a task is renewed from its claim on. When the loop asks for the next task, the last one is given
-        back unless a `lease(task)` was made of it.
+        back unless a `lease(task)` was made of it. A process that can open no more files and sockets gets
+        `LeasekitError` instead of a task.
 
         Args:
             kinds: One or more kinds of tasks.

@@ -6,10 +6,11 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
 from leasekit._binding import Reserve, bind
+from leasekit._descriptors import lack_of_descriptors
 from leasekit._driver.connection import Connection
 from leasekit._driver.keeping.held_lease import HeldLease
 from leasekit._driver.keeping.keeper import Drained
-from leasekit.errors import CannotDecode, Closed
+from leasekit.errors import CannotDecode, Closed, LeasekitError
 from leasekit.lease import lease
 from leasekit.task import Task
 
@@ -126,6 +127,8 @@ class Tasks:
         while True:
             left = _POLL if self._until_idle is None else self._until_idle - (clock.now() - quiet_since)
             wait = max(0.0, min(_POLL, left))
+            if (lack := lack_of_descriptors()) is not None:
+                raise LeasekitError(f"no task is claimed: {lack}")
             try:
                 leases = await keeper.claim(self._kinds, limit=1, wait=wait, started=True, labels=self._labels)
             except Drained:

@@ -17,8 +17,8 @@ VALUES = {"task", "errors", "config", "periodic", "tokens", "flow_info", "codecs
 SEAM = {"backend", "wire", "hooks", "queues", "registry", "ids"}
 HANDLES = {"postgres", "sqlite", "client", "flows", "task_iterator", "lease", "named", "idle", "worker", "telemetry"}
 INSIDE = {
-    "_core", "_driver", "_arguments", "_batches", "_binding", "_blocks", "_change_calls", "_flow_calls", "_leased_run",
-    "_lineage", "_log", "_operating", "_periodic_calls", "_session", "_token_calls",
+    "_core", "_driver", "_arguments", "_batches", "_binding", "_blocks", "_change_calls", "_descriptors", "_flow_calls",
+    "_leased_run", "_lineage", "_log", "_operating", "_periodic_calls", "_session", "_token_calls",
 }  # fmt: skip
 # What `memory://` is made of.
 SERVICE = {"server.access", "server.embedded", "server.roles", "server.store", "server.unit_of_work"}
@@ -52,6 +52,7 @@ LAYERS = {
     "ids": Layer(set(), set()),
     "_arguments": Layer(VALUES, {"msgspec"}),
     "_lineage": Layer({"task"}, set()),
+    "_descriptors": Layer(set(), set()),
     "_log": Layer(set(), set()),
     "_forwarding": Layer({"task"}, set()),
     "_transactions": Layer(VALUES | INSIDE | {"_lifecycle", "hooks", "wire"}, {"msgspec", "sqlalchemy"}),

@@ -1,5 +1,6 @@
 """A worker whose process can open no more files: it claims nothing, and ends if that lasts."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -10,8 +11,10 @@ from textwrap import dedent
 
 import pytest
 
+import leasekit
 from leasekit import LeasekitError
 from leasekit._worker.descriptors import Descriptors
+from leasekit.testing.memory import MemoryBackend, MemoryService
 
 
 def unexpected(error: BaseException) -> None:
@@ -52,7 +55,7 @@ def test_a_lack_is_said_once_and_ends_the_run_once_if_it_lasts(
     assert isinstance(error, LeasekitError)
     for text in (str(error), caplog.text):
         assert "ulimit -n is " in text
-        assert "find the handler that leaves some open" in text
+        assert "find what leaves some open" in text
     assert len(caplog.records) == 1
 
 
@@ -144,3 +147,21 @@ def test_a_worker_without_descriptors_claims_nothing_and_ends_with_an_error(tmp_
     assert "ulimit -n is 64" in error
     assert sorted(tasks) == ["innocent new 0", *(["leaks success 0"] if who == "handler" else [])]
     assert ran == "ran 0"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_loop_without_descriptors_claims_nothing_and_raises(opening: Opening, number: int) -> None:
+    service = MemoryService()
+    with leasekit.Client(MemoryBackend(service, worker="a")) as client:
+        task_id = client.schedule("k").id
+        tasks = client.tasks("k")
+        opening.error = number
+        with pytest.raises(LeasekitError, match=r"no task is claimed: .* ulimit -n is "):
+            next(tasks)
+        with pytest.raises(LeasekitError, match="no task is claimed: "):
+            asyncio.run(anext(tasks))
+        info = client.get(task_id)
+        assert info is not None
+        assert (info.status, info.attempt) == ("new", 0)
+        opening.error = None
+        assert next(tasks).id == task_id

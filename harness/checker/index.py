@@ -1,9 +1,11 @@
 """A history sorted by tasks, their leases, and the processes that held them."""
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import get_args, get_origin
 
 from harness import history as log
@@ -222,6 +224,22 @@ class Lives:
                 gaps.append((until, began_at))
             until = max(until, ended_at)
         return gaps
+
+    @cached_property
+    def _readings(self) -> list[tuple[float, float]]:
+        """The store's wall clock, as grants tell it: when, and what it showed."""
+        issued = (event for lease in self.leases for event in lease.issued)
+        return sorted((event.at, event.by_store) for event in issued if event.by_store is not None)
+
+    def latest_by_store(self, since: float, grant: log.Issued) -> float:
+        """Return the latest time that the store's wall clock may have shown from `since` until this grant.
+
+        Somebody may have set it back: a task that was due by then stays due.
+        """
+        until = bisect_right(self._readings, (grant.at, math.inf))
+        first = max(0, bisect_left(self._readings, (since, -math.inf)) - 1)
+        shown = [by_store + then - at for (at, by_store), (then, _) in pairwise(self._readings[first:until])]
+        return max([*shown, math.inf if grant.by_store is None else grant.by_store])
 
     @cached_property
     def may_extend(self) -> list[float]:

@@ -2,7 +2,6 @@
 on what waits: bulk acts (A12), and submissions that replace others (A13).
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -69,7 +68,7 @@ def _a8_rescheduled(lives: Lives) -> Iterator[Violation]:
             last = next((change for change in reversed(life.rescheduled) if change.at <= grant.at), None)
             if last is None or (ask := asks.get(last.request)) is None or _waits_anew(life, last.at, grant.at):
                 continue
-            early = (ask.due_by_store or 0.0) - (math.inf if grant.by_store is None else grant.by_store)
+            early = (ask.due_by_store or 0.0) - lives.latest_by_store(last.at, grant)
             if early > _ROUNDED:
                 why = f"it was granted {early:g} s before its new due time"
                 yield Violation(rule="A8", task=task, why=why, events=[ask, last, grant])
@@ -139,7 +138,7 @@ def _a12_bulk(lives: Lives) -> Iterator[Violation]:
             if grant is not None and act.act == "cancel":
                 why = f"all of the kind {act.kind} were cancelled while it waited, and it was granted after that"
                 yield Violation(rule="A12", task=task, why=why, events=[act, grant])
-            elif grant is not None and _is_early(grant, act) and not _is_moved_after(life, act, by=grant.at):
+            elif grant is not None and _is_early(lives, grant, act) and not _is_moved_after(life, act, by=grant.at):
                 why = f"all of the kind {act.kind} were rescheduled while it waited, and it was granted earlier"
                 yield Violation(rule="A12", task=task, why=why, events=[act, grant])
 
@@ -155,9 +154,9 @@ def _is_counted(life: Life, act: log.BulkAnswered) -> bool:
     return is_there and life.asked[0].kind == act.kind and not has_begun and not is_changed
 
 
-def _is_early(grant: log.Issued | log.Granted, act: log.BulkAnswered) -> bool:
-    at = grant.by_store if isinstance(grant, log.Issued) else None
-    return at is not None and at < (act.due_by_store or 0.0) - _ROUNDED
+def _is_early(lives: Lives, grant: log.Issued | log.Granted, act: log.BulkAnswered) -> bool:
+    due = act.due_by_store or 0.0
+    return isinstance(grant, log.Issued) and lives.latest_by_store(act.asked_at, grant) < due - _ROUNDED
 
 
 def _is_moved_after(life: Life, act: log.BulkAnswered, *, by: float) -> bool:
@@ -187,7 +186,7 @@ def _a13_replaced(lives: Lives) -> Iterator[Violation]:
     """
     asks = {asked.payload: asked for life in lives.tasks.values() for asked in life.asked if asked.debounce is not None}
     for task, life in lives.tasks.items():
-        for why, event in _replaced_badly(life, asks):
+        for why, event in _replaced_badly(lives, life, asks):
             yield Violation(rule="A13", task=task, why=why, events=[*life.asked[:1], *life.replaced[-2:], event])
         for answer in life.acknowledged if lives.sees_store else ():
             if answer.replaced and not _has_replaced(lives, life, answer):
@@ -195,7 +194,7 @@ def _a13_replaced(lives: Lives) -> Iterator[Violation]:
                 yield Violation(rule="A13", task=task, why=why, events=[answer])
 
 
-def _replaced_badly(life: Life, asks: Mapping[str, log.Asked]) -> Iterator[tuple[str, log.Event]]:
+def _replaced_badly(lives: Lives, life: Life, asks: Mapping[str, log.Asked]) -> Iterator[tuple[str, log.Event]]:
     grants = [issued for lease in life.known for issued in lease.issued]
     for change in life.replaced:
         if grants and grants[0].at < change.at:
@@ -213,7 +212,7 @@ def _replaced_badly(life: Life, asks: Mapping[str, log.Asked]) -> Iterator[tuple
         if start.payload and start.payload not in expected:
             yield "it has run with another payload than that of the last submission", start
     for last in () if life.reschedule_asked or life.redriven else life.replaced[-1:]:
-        if grants and grants[0].by_store is not None and grants[0].by_store < last.due_by_store - _ROUNDED:
+        if grants and lives.latest_by_store(last.at, grants[0]) < last.due_by_store - _ROUNDED:
             yield "it was granted before the due time of the last submission", grants[0]
 
 

@@ -208,12 +208,14 @@ class Scheduler:
         return {"prefers": prefers, "prefer_for": chance.choice((60.0, 300.0, 900.0))} if prefers else {}
 
     async def _schedule(self, tasks: list[NewTask]) -> None:
-        if await self._ask(tasks):
+        is_known = await self._ask(tasks)
+        if is_known:
             self._known += [task.id or "" for task in tasks if task.dedupe_key is None]
         for task in tasks:
             if self._is_hit("reschedule", self.world.scenario.rates):
                 spawn(self._reschedule(task.id or ""), self._running)
-            if self._hits("again"):
+            # Without its batch, a task might wait for one that was never accepted, and that is for ever.
+            if self._hits("again") and (is_known or not task.after):
                 await asyncio.sleep(self._chance.expovariate(0.01))
                 if self._chance.random() < 0.2:
                     task = msgspec.structs.replace(task, priority=0, payload={**task.payload, "other": True})  # noqa: PLW2901

@@ -874,6 +874,11 @@ def replaced(at: float, payload: str, *, put_off: float = 10.0) -> list[Event]:
     ]
 
 
+def another(at: float, by_store: float) -> list[Event]:
+    """A grant of another task, which tells the store's clock."""
+    return [*asked(f"other-{at}", at=1.0), issued(1, at, by_store=by_store, task=f"other-{at}")]
+
+
 def rescheduled(at: float, due: float, *, answer_at: float | None = None) -> list[Event]:
     """A reschedule, which is written at once, with the end of a lease that never was; and its answer."""
     return [
@@ -900,6 +905,10 @@ def rescheduled(at: float, due: float, *, answer_at: float | None = None) -> lis
         ([issued(1, 6.0, by_store=6.0), closed(1, 7.0), *rescheduled(7.0, 100.0), issued(9, 101.0)], set()),
         ([*rescheduled(5.0, 8.0), issued(6, 9.0, by_store=9.0), closed(6, 20.0), issued(7, 21.0, by_store=7.5)], set()),
         ([issued(1, 5.05, by_store=5.05), *rescheduled(6.0, 100.0)], set()),  # it was granted before
+        # The store's clock was set back: the task had been due by then.
+        ([*rescheduled(5.0, 100.0), *another(50.0, 90.0), issued(6, 65.0, by_store=70.0)], set()),
+        ([*rescheduled(5.0, 100.0), *another(50.0, 90.0), issued(6, 55.0, by_store=60.0)], {"A8"}),
+        ([*rescheduled(5.0, 100.0), *another(2.0, 190.0), *another(4.0, 4.0), issued(6, 9.0, by_store=9.0)], {"A8"}),
     ],
 )
 def test_a8_a_task_that_does_not_wait_for_its_new_time_is_found_out(history: list[Event], broken: set[str]) -> None:
@@ -969,6 +978,7 @@ def run_with(payload: str, at: float = 60.0) -> list[Event]:
         ([*replaced(5.0, "new"), *run_with("new", at=49.0)], {"A13"}),
         ([*replaced(5.0, "new", put_off=31.0), *run_with("new")], {"A13"}),
         ([*replaced(70.0, "new"), *run_with("new")], {"A13"}),
+        ([*replaced(5.0, "new"), *another(40.0, 45.0), *run_with("new", at=49.0)], set()),  # it was set back since
         ([*without(replaced(5.0, "new"), Replaced), *run_with("new")], {"A13"}),
     ],
 )

@@ -67,6 +67,13 @@ async def dies_in_loop(payload, held):
         open("died", "x").close()
         os.kill(os.getpid(), signal.SIGKILL)  # the other is in the loop too, and has not had its turn
 
+@handler("closes_descriptors")
+async def closes_descriptors(payload, held):
+    if not os.path.exists("closed"):
+        open("closed", "x").close()
+        os.closerange(3, 1024)
+        time.sleep(1)  # the others have not had their turn
+
 @handler("forks")
 def forks(payload, held):
     is_there, here = os.pipe()
@@ -429,6 +436,16 @@ def test_what_had_not_begun_counts_no_crash(place: Place, client: leasekit.Clien
     infos = [ended(client, task.id) for task in tasks]
     assert sorted(info.history[0].outcome for info in infos) == ["crash", "release"]
     assert sorted(info.crashes for info in infos) == [0, 1]
+
+
+def test_what_had_not_begun_comes_back_although_its_process_could_send_no_heartbeats(
+    place: Place, client: leasekit.Client
+) -> None:
+    tasks = client.schedule_all([leasekit.NewTask(kind=place.kind("closes_descriptors")) for _ in range(4)])
+    place.work().at_work()
+    infos = [ended(client, task.id) for task in tasks]
+    assert {info.status for info in infos} == {Status.SUCCESS}
+    assert sum(info.crashes for info in infos) == 1
 
 
 def test_a_claim_of_a_dead_worker_that_arrives_after_all_was_handed_back_is_granted_nothing(

@@ -446,9 +446,14 @@ class Keeper:
         )
 
     def lose_all(self, why: str) -> None:
-        """Tell all handlers that their leases are lost: no heartbeat can be sent any more."""
+        """Tell all handlers that their leases are lost: no heartbeat can be sent any more.
+
+        What had not begun stays in the ledger, so that a supervisor gives it back.
+        """
         now = self._clock.now()
         for held in list(self._leases.values()):
+            if not held.handler_runs and self._backend.capabilities.refuses_stale:
+                held.ledger = None
             self._lost(held, "closed", Story(why), now)
 
     async def aclose(self) -> None:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leasekit.server.engine import Engine
 from leasekit.server.http.auth import Authenticator
+from leasekit.server.http.bodies import Bodies
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.echo import echo_request_header
 from leasekit.server.http.lease_kinds import LeaseKinds
@@ -25,7 +26,7 @@ from leasekit.server.http.openapi import document
 from leasekit.server.http.operations import JSON, Operation
 from leasekit.server.http.problems import problem_of
 from leasekit.server.http.reach import LOCAL_REACH, Reach, TlsFiles
-from leasekit.server.http.request import ApiRequest, BodyTimeouts, Parts
+from leasekit.server.http.request import ApiRequest, Parts
 from leasekit.server.http.routes import OPERATIONS
 from leasekit.server.http.sending import Sending
 from leasekit.server.node_roles import Role, listed, role_of
@@ -80,7 +81,7 @@ class Api(Router):
         metrics = Metrics(engine)
         self.parts = Parts(
             *(engine, DisconnectWatch(), DisconnectWatch(), metrics, sending),
-            bodies=BodyTimeouts(body_timeout),
+            bodies=Bodies(body_timeout),
             lease_kinds=LeaseKinds(functools.partial(engine.queries.kinds_of, is_vital=True)),
             auth=Authenticator(engine, is_required=reach.needs_tokens, peer=reach.peer, count=metrics.refuse),
         )

@@ -6,6 +6,8 @@ forever for a client to read an answer. `request` bounds request bodies, and `se
 
 import asyncio
 import socket
+from collections import deque
+from typing import Any
 
 import httptools
 import msgspec
@@ -17,6 +19,7 @@ from leasekit.server.http.sending import ABORT
 from leasekit.wire import Problem
 
 MAX_HEAD = 64 * 1024  # bytes of request line and headers
+MAX_PIPELINED = 100  # requests of a connection that wait for their answers
 HEAD_TIMEOUT = 30.0  # seconds from the connection, or from the first byte of a request, to the end of its head
 STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may stay unread
 
@@ -28,9 +31,11 @@ class BoundedProtocol(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None
     _head = 0
     _is_local = False  # the socket beside the store
-    _cycles: tuple[
-        RequestResponseCycle, ...
-    ] = ()  # of the requests that are not answered yet: pipelined, there are more
+    _is_crowded = False  # more requests came than may wait
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._cycles: deque[RequestResponseCycle] = deque()  # of requests without an answer: pipelined, there are more
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -48,7 +53,10 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError:
-            self.send_400_response("")
+            if self._is_crowded:
+                self._refuse(429, "Too Many Requests", f"more than {MAX_PIPELINED} requests of a connection wait")
+            else:
+                self.send_400_response("")
         except httptools.HttpParserUpgrade as offer:
             self.parser = httptools.HttpRequestParser(_Body(self))
             framing = [b"%s: %s\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING]
@@ -59,6 +67,11 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(431, "Request Header Fields Too Large", f"the head is larger than {MAX_HEAD:,} bytes")
 
     def on_message_begin(self) -> None:
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        if len(self._cycles) >= MAX_PIPELINED:
+            self._is_crowded = True
+            raise OverflowError  # the parser stops, and what it raises is caught above
         super().on_message_begin()
         extensions: dict[str, dict[object, object]] = {ABORT: {"abort": self.transport.abort}}
         if self._is_local:
@@ -70,7 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         super().on_headers_complete()
         self.headers = []  # for the fields behind a chunked body: the head alone says who asks, and the scope has it
-        self._cycles = (*(cycle for cycle in self._cycles if not cycle.response_complete), self.cycle)
+        self._cycles.append(self.cycle)
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
 

@@ -25,6 +25,7 @@ from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.engine import Engine
 from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.auth import Authenticator
+from leasekit.server.http.bodies import Bodies
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.lease_kinds import LeaseKinds
 from leasekit.server.http.metrics import Metrics
@@ -42,31 +43,6 @@ _long_bodies = DaemonThreads(1, name="leasekit-bodies")
 _CLOSE = {"connection": "close"}  # the rest of the body is under way, and will not be read
 
 
-class BodyTimeouts:
-    """The time that request bodies may take: `timeout` seconds from their head on, less once the server stops."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._running: set[asyncio.Timeout] = set()
-
-    async def wait(self, receiving: Coroutine[Any, Any, bytes]) -> bytes:
-        timeout = asyncio.timeout(self._timeout)
-        self._running.add(timeout)
-        try:
-            async with timeout:
-                return await receiving
-        finally:
-            self._running.discard(timeout)
-
-    def shorten(self, timeout: float) -> None:
-        """Give each body under way at most `timeout` more seconds, and each later body as many from its head on."""
-        self._timeout = min(self._timeout, timeout)
-        until = asyncio.get_running_loop().time() + timeout
-        for running in self._running:
-            if not running.expired():
-                running.reschedule(min(until, running.when() or until))
-
-
 @dataclass(frozen=True)
 class Parts:
     """The parts of an application that operations use."""
@@ -76,13 +52,13 @@ class Parts:
     waits: DisconnectWatch
     metrics: Metrics
     sending: Sending
-    bodies: BodyTimeouts
+    bodies: Bodies
     auth: Authenticator
     lease_kinds: LeaseKinds
 
 
 class ApiRequest(Request):
-    """A request whose body is JSON of a known class, of bounded size, complete within the time of `BodyTimeouts`.
+    """A request whose body is JSON of a known class, of bounded size, complete within the time of `Bodies`.
 
     Refuses a body with 415 (another content type), 413 (too big), 408 (too slow), 400 (not JSON), or `Refused` (422:
     JSON that does not fit).
@@ -192,21 +168,22 @@ class ApiRequest(Request):
             raise Unauthenticated("the access token was revoked, or has expired, while the request waited")
 
     async def decode(self, type_: type[Struct]) -> Any:
-        body = await self._read()
-        try:
-            if len(body) <= _LONG:
-                return read(body, type_)
-            return await asyncio.get_running_loop().run_in_executor(_long_bodies, read, body, type_)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Malformed(f"the body is not JSON: {error}") from None
-        except RecursionError:
-            raise TooDeep("the body is nested too deeply") from None
+        with self.parts.bodies.arriving() as count:
+            body = await self._read(count)
+            try:
+                if len(body) <= _LONG:
+                    return read(body, type_)
+                return await asyncio.get_running_loop().run_in_executor(_long_bodies, read, body, type_)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Malformed(f"the body is not JSON: {error}") from None
+            except RecursionError:
+                raise TooDeep("the body is nested too deeply") from None
 
-    async def _read(self) -> bytes:
+    async def _read(self, count: Callable[[int], None]) -> bytes:
         """Read the whole body: at most `MAX_BODY` bytes, and at least one."""
         self._check_headers()
         try:
-            body = await self.parts.bodies.wait(self._receive_all())
+            body = await self.parts.bodies.wait(self._receive_all(count))
         except TimeoutError:
             raise HTTPException(408, "the body took too long to arrive: repeat it", _CLOSE) from None
         if not body:
@@ -223,13 +200,14 @@ class ApiRequest(Request):
         if int(self.headers.get("content-length", 0)) > MAX_BODY:
             _refuse_size()
 
-    async def _receive_all(self) -> bytes:
+    async def _receive_all(self, count: Callable[[int], None]) -> bytes:
         chunks: list[bytes] = []
         size = 0
         while True:
             event = await self.receive()
             if event["type"] != "http.request":
                 raise Malformed("the client disconnected before the body was complete")
+            count(len(event["body"]))
             chunks.append(event["body"])
             size += len(event["body"])
             if size > MAX_BODY:

@@ -15,6 +15,7 @@ import uvloop
 
 from leasekit.server.engine import Engine
 from leasekit.server.http.app import Api
+from leasekit.server.http.bodies import Bodies
 from leasekit.server.http.disconnect import DisconnectWatch
 from leasekit.server.http.lease_kinds import LeaseKinds
 from leasekit.server.http.process import Server
@@ -46,6 +47,7 @@ class Running:
     loop: asyncio.AbstractEventLoop
     polls: DisconnectWatch
     waits: DisconnectWatch
+    bodies: Bodies
     lease_kinds: LeaseKinds
     connections: set[Any]
 
@@ -120,6 +122,7 @@ def run(
             app = Api(engine, **options)
             running.loop = asyncio.get_running_loop()
             running.engine, running.polls, running.waits = engine, app.parts.polls, app.parts.waits
+            running.bodies = app.parts.bodies
             running.lease_kinds = app.parts.lease_kinds
             servers.append(Server(app))
             running.connections = servers[0].server_state.connections

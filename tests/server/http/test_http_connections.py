@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from leasekit.server.http import protocol, sending
+from leasekit.server.http import bodies, protocol, sending
 from tests.server.http.conftest import Running, RunServer, read_all
 from tests.waiting import eventually
 
@@ -211,6 +211,36 @@ def test_pipelined_requests_are_answered_in_their_order(server: Running) -> None
         while data.count(b"HTTP/1.1 200 OK") < 3 or not data.endswith(b"]}"):
             data += connection.recv(65536)
     assert [data.find(b"pipe-%d" % n) for n in range(3)] == sorted(data.find(b"pipe-%d" % n) for n in range(3))
+
+
+def test_a_connection_has_a_hundred_requests_without_answers(server: Running) -> None:
+    """Without a token, one write of thousands of tiny requests kept the event loop from all heartbeats."""
+    with server.open() as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000)
+        with contextlib.suppress(ConnectionResetError):  # what it had not read is lost
+            answers = read_all(connection)
+            assert answers.count(b"HTTP/1.1 200 OK") <= protocol.MAX_PIPELINED
+            assert b"HTTP/1.1 429 " in answers
+            assert b"100 requests" in answers
+    assert server.get("/healthz") == {"status": "ok"}
+
+
+def test_the_bodies_on_their_way_have_a_room_together(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may be of eight megabytes, and take half a minute: clients that send slowly filled the memory."""
+    monkeypatch.setattr(bodies, "_TOGETHER", 1_250_000)
+    part = b" " * 600_000
+    with server.open() as first, server.open() as second, server.open() as third:
+        for connection in (first, second):
+            connection.sendall(POST % (b"/v1/tasks", 700_000) + part)
+        eventually(lambda: server.bodies.size == 1_200_000)
+        third.sendall(POST % (b"/v1/tasks", 700_000) + part)
+        refused = third.recv(65536)
+        assert refused.startswith(b"HTTP/1.1 429 ")
+        assert b"on their way" in refused
+        assert server.post("/v1/tasks", {"tasks": [{"kind": "small", "payload": "x" * 50_000}]})["tasks"]
+        first.sendall(b" " * 100_000)
+        assert first.recv(65536).startswith(b"HTTP/1.1 4")  # it is no JSON
+    eventually(lambda: server.bodies.size == 0)
 
 
 # Slow and odd clients -----------------------------------------------------------------------------------------

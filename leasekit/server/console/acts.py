@@ -227,7 +227,7 @@ async def plan_cancel_chain(visit: Visit, wanted: OneTask) -> Plan:
 async def cancel_chain(visit: Visit, wanted: OneTask) -> Done:
     cursor, count = None, 0
     while True:
-        note = visit.note("chain.cancel", target=wanted.id) if cursor is None else None
+        note = visit.note("chain.cancel", target=wanted.id)
         answer = await visit.engine.cancel_chain(ChainRequest(id=wanted.id, cursor=cursor), note=note)
         count += len(answer.tasks)
         if (cursor := answer.cursor) is None:

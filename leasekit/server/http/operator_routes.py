@@ -323,6 +323,10 @@ async def trigger_periodic(request: ApiRequest, params: ChangedPeriodic, body: T
 async def _changed(request: ApiRequest, change: periodic.Change, note: Note) -> PeriodicInfo:
     info = await request.parts.engine.operations.change_periodic(change, note=note)
     if not isinstance(info, PeriodicInfo):
+        if isinstance(change, periodic.Put):
+            raise Forbidden(
+                f"the access token is not for the kind of the periodic task {change.name!r}: take another name"
+            )
         raise UnknownPeriodic(change.name)
     sent = bytes(change.task.payload) if isinstance(change, periodic.Put) else None
     if "read" in request.access.scopes or bytes(info.task.payload) == sent:

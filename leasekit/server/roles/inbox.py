@@ -28,7 +28,7 @@ logger = logging.getLogger("leasekit.server.inbox")
 logger.addFilter(LogLimit())
 
 STEP = 200  # rows that one transaction takes in, at most
-_BYTES = 4 * 2**20  # of their tasks, about
+_BYTES = 2**20  # of their tasks, about
 _LARGEST = 4 * 2**20  # bytes of a row that is read: no service takes so large a task
 _LONGEST = 500  # characters of a reason
 

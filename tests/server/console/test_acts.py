@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from leasekit.server.console import bulk_acts
+from leasekit.server.roles import chains
 from tests.server.console.conftest import Seen, Site, seen
 from tests.server.http.conftest import Answer, run
 
@@ -248,6 +249,19 @@ def test_a_chain_is_cancelled(desk: Desk) -> None:
     assert "2 of its tasks have not ended" in desk.look("cancel-chain", id="next").text
     assert "2 tasks were cancelled" in desk.do("cancel-chain", id="next").text
     assert status(desk, "next") == "cancelled"
+
+
+def test_the_audit_log_counts_all_tasks_of_a_chain_that_was_cancelled_in_steps(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chains, "STEP", 2)
+    desk.site.schedule("k", id="first")
+    for number in range(4):
+        desk.site.schedule("k", id=f"next-{number}", parent="first")
+    assert "5 tasks were cancelled" in desk.do("cancel-chain", id="first").text
+    entries = desk.site.server.get("/v1/audit")["entries"]
+    assert {(entry["act"], entry["target"]) for entry in entries} == {("chain.cancel", "first")}
+    assert sum(entry["count"] for entry in entries) == 5
 
 
 def test_a_periodic_task_is_paused_resumed_and_triggered_once(desk: Desk) -> None:

@@ -440,7 +440,8 @@ def test_a_periodic_task_of_a_foreign_kind_cannot_be_taken_over(service: Service
     engine, name = service.server.engine, uuid.uuid4().hex
     service.run(engine.operations.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
     secret = service.new(["operate"])
-    assert service.call(secret, "PUT", f"/v1/periodic/{name}", {"kind": OWN, "every": 60}).status == 404
+    refused = service.call(secret, "PUT", f"/v1/periodic/{name}", {"kind": OWN, "every": 60})
+    assert (refused.status, "take another name" in refused.json["detail"]) == (403, True)
     assert service.call(secret, "DELETE", f"/v1/periodic/{name}").status == 200  # as if there were none
     info = service.run(engine.queries.periodic(name))
     assert info is not None
@@ -457,11 +458,11 @@ def test_a_firing_whose_id_is_taken_tells_nothing_of_the_status_of_a_foreign_tas
     assert (answer.json["conflict"], answer.json["status"]) == (True, "new")
 
 
-def test_code_that_declares_a_periodic_task_of_a_foreign_kind_is_told_of_none(service: Service) -> None:
+def test_code_cannot_declare_a_periodic_task_by_the_name_of_a_foreign_one(service: Service) -> None:
     engine, name = service.server.engine, uuid.uuid4().hex
     service.run(engine.operations.change_periodic(Put(name, PeriodicTaskItem(kind=FOREIGN, every=86400), None)))
     path = f"/v1/periodic/{name}?is_declared=true"
-    assert service.call(service.new(["submit"]), "PUT", path, {"kind": OWN, "every": 60}).status == 404
+    assert service.call(service.new(["submit"]), "PUT", path, {"kind": OWN, "every": 60}).status == 403
     info = service.run(engine.queries.periodic(name))
     assert info is not None
     assert info.task.kind == FOREIGN

@@ -13,15 +13,20 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from leasekit.server.fair_bound import FairBound
 from leasekit.server.http.auth import LOCAL_SOCKET
 from leasekit.server.http.problems import MEDIA_TYPE
 from leasekit.server.http.sending import ABORT
 from leasekit.wire import Problem
 
 MAX_HEAD = 64 * 1024  # bytes of request line and headers
+HEADS = 64 * 1024 * 1024  # bytes of all heads that have not ended; the addresses that they come from share them
+SMALL_HEAD = 4 * 1024  # bytes of a head that is never refused for others
 MAX_PIPELINED = 100  # requests of a connection that wait for their answers
 HEAD_TIMEOUT = 30.0  # seconds from the connection, or from the first byte of a request, to the end of its head
 STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may stay unread
+
+_heads = FairBound()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -30,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     _head = 0
+    _peer = ""
     _is_local = False  # the socket beside the store
     _is_crowded = False  # more requests came than may wait
 
@@ -41,6 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         accepted = transport.get_extra_info("socket")
         self._is_local = accepted is not None and accepted.family == socket.AF_UNIX
+        self._peer = "" if self._is_local else str((transport.get_extra_info("peername") or [""])[0])
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -62,9 +69,16 @@ class BoundedProtocol(HttpToolsProtocol):
             framing = [b"%s: %s\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING]
             self.data_received(b"POST / HTTP/1.1\r\n%s\r\n" % b"".join(framing) + data[offer.args[0] :])
         if self._timer is not None:
-            self._head += len(data)
-            if self._head > MAX_HEAD:
-                self._refuse(431, "Request Header Fields Too Large", f"the head is larger than {MAX_HEAD:,} bytes")
+            self._count(len(data))
+
+    def _count(self, size: int) -> None:
+        """Count more bytes of a head that has not ended, and refuse it if it is too large, or all together are."""
+        self._head += size
+        _heads.add(self._peer, size)
+        if self._head > MAX_HEAD:
+            self._refuse(431, "Request Header Fields Too Large", f"the head is larger than {MAX_HEAD:,} bytes")
+        elif self._head > SMALL_HEAD and _heads.is_reached(self._peer, HEADS):
+            self._refuse(429, "Too Many Requests", "too many bytes of heads are on their way: try again later")
 
     def on_message_begin(self) -> None:
         while self._cycles and self._cycles[0].response_complete:
@@ -113,7 +127,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._head = 0
+        if self._head:
+            _heads.add(self._peer, -self._head)
+            self._head = 0
 
     def _refuse(self, status: int, title: str, detail: str) -> None:
         body = msgspec.json.encode(

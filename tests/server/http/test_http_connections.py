@@ -225,6 +225,22 @@ def test_a_connection_has_a_hundred_requests_without_answers(server: Running) ->
     assert server.get("/healthz") == {"status": "ok"}
 
 
+def test_the_heads_on_their_way_have_a_room_together(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need no access token: some thousands of slow connections filled the memory."""
+    monkeypatch.setattr(protocol, "HEADS", 110_000)
+    head = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 50_000
+    with server.open() as first, server.open() as second, server.open() as third:
+        for connection in (first, second):
+            connection.sendall(head)
+        eventually(lambda: protocol._heads.total == 2 * len(head))
+        third.sendall(head)
+        assert read_all(third).startswith(b"HTTP/1.1 429 ")
+        assert server.get("/healthz") == {"status": "ok"}
+        first.sendall(b"\r\nconnection: close\r\n\r\n")
+        assert read_all(first).startswith(b"HTTP/1.1 200 ")
+    eventually(lambda: protocol._heads.total == 0)
+
+
 def test_the_bodies_on_their_way_have_a_room_together(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each may be of eight megabytes, and take half a minute: clients that send slowly filled the memory."""
     monkeypatch.setattr(bodies, "_TOGETHER", 1_250_000)

@@ -96,7 +96,8 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     fields: list[str] = []
     """The names of what was given: of settings, or of the filters by which tasks were selected."""
     count: int = 1
-    """How many tasks, or other things, were changed; 0: it was so already."""
+    """How many tasks were changed; of what is set (gates, settings, periodic tasks, tokens): 1, also if it was so
+    already, and 0 if there is none."""
 
 
 class AuditPage(Struct, frozen=True, kw_only=True):

@@ -260,25 +260,6 @@ PRESETS: Mapping[str, Mapping[str, object]] = {
         ),
         "tasks_per_hour": 150.0,
     },
-    "changes_at_nodes": {
-        "rates": only(
-            after=20.0,
-            reschedule=40.0,
-            late=20.0,
-            debounce=10.0,
-            cancel=5.0,
-            redrive=5.0,
-            drop_reply=4.0,
-            duplicate=4.0,
-            kill=4.0,
-            server_kill=4.0,
-            store_ambiguous=2.0,
-            node_stall=20.0,
-            node_kill=10.0,
-        ),
-        "tasks_per_hour": 150.0,
-        "nodes": 3,
-    },
     "debounces": {
         "rates": only(
             debounce=60.0,

@@ -28,7 +28,7 @@ from leasekit.server.http.problems import problem_of
 from leasekit.server.http.reach import LOCAL_REACH, Reach, TlsFiles
 from leasekit.server.http.request import ApiRequest, Parts
 from leasekit.server.http.routes import OPERATIONS
-from leasekit.server.http.sending import Sending
+from leasekit.server.http.sending import BIG, Sending
 from leasekit.server.node_roles import Role, listed, role_of
 from leasekit.wire import STORE_HEADER
 
@@ -191,8 +191,16 @@ class _Resource:
         if not operation.needs.is_open:
             await request.authenticate()
             operation.needs.check_scope(request.access)
+        sending, is_read = self._api.parts.sending, request.method == "GET" and not operation.needs.is_open
+        if is_read:
+            sending.check_reads()
         answer = await operation(request)
-        return answer if isinstance(answer, Response) else Response(msgspec.json.encode(answer), media_type=JSON)
+        if isinstance(answer, Response):
+            return answer
+        body = msgspec.json.encode(answer)
+        if is_read and len(body) > BIG:
+            sending.check_reads()  # others may have come since
+        return sending.of(body)
 
 
 def _check_role(path: str, roles: Collection[Role]) -> None:

@@ -1,7 +1,7 @@
 """Bodies on their way: the time that each may take, and the room that all have together.
 
 What has arrived stays in memory until the rest is there, so clients that send slowly would fill it. The room is shared
-among callers. A small body, such as that of heartbeats, is never refused.
+among callers. Small bodies, such as those of heartbeats, have one of their own: large ones keep none of them out.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from leasekit.errors import Throttled
 from leasekit.server.fair_bound import CALLER, FairBound
 
 _SMALL = 128 * 1024  # bytes; a thousand heartbeats without progress
-_TOGETHER = 128 * 1024 * 1024
+_TOGETHER = 64 * 1024 * 1024  # of small bodies, and of larger ones
 _PAUSE = 1.0  # seconds until a refused request may be repeated
 
 
@@ -23,7 +23,7 @@ class Bodies:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._running: set[asyncio.Timeout] = set()
-        self._bytes = FairBound()  # of all that have begun to arrive, and are not decoded yet
+        self._small, self._large = FairBound(), FairBound()  # bytes of all that arrive, or are not decoded yet
 
     async def wait(self, receiving: Coroutine[Any, Any, bytes]) -> bytes:
         timeout = asyncio.timeout(self._timeout)
@@ -45,24 +45,29 @@ class Bodies:
     @property
     def size(self) -> int:
         """The bytes of all bodies on their way."""
-        return self._bytes.total
+        return self._small.total + self._large.total
 
     @contextmanager
     def arriving(self) -> Generator[Callable[[int], None]]:
         """Count a body until the end of the block; yield what counts its next bytes.
 
-        That raises `Throttled` for a long body if all together have no room, and the caller's have their share of it.
+        That raises `Throttled` if all together have no room, and the caller's have their share of it. Small bodies have
+        a room of their own.
         """
-        caller, size = CALLER.get(), 0
+        caller, size, room = CALLER.get(), 0, self._small
 
         def count(more: int) -> None:
-            nonlocal size
-            if size + more > _SMALL and self._bytes.is_reached(caller, _TOGETHER):
+            nonlocal size, room
+            if room is self._small and size + more > _SMALL:
+                self._small.add(caller, -size)
+                room = self._large
+                room.add(caller, size)
+            if room.is_reached(caller, _TOGETHER):
                 raise Throttled("too many bytes of requests are on their way: try again later", retry_after=_PAUSE)
             size += more
-            self._bytes.add(caller, more)
+            room.add(caller, more)
 
         try:
             yield count
         finally:
-            self._bytes.add(caller, -size)
+            room.add(caller, -size)

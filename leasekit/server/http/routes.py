@@ -189,6 +189,7 @@ async def ended(request: ApiRequest, body: EndedRequest) -> Ended | Response:
     about 4 MiB of values: more tasks may have ended than it tells of, if it tells of any.
     """
     parts, wait = request.parts, min(body.wait, MAX_WAIT)
+    parts.sending.check_reads()
     own = await request.own(body.ids)
     if strange := [task_id for task_id in body.ids if task_id not in own]:
         return Ended(unknown=strange)

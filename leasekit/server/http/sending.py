@@ -7,9 +7,10 @@ is granted to callers that have their share of it, but granted tasks are still s
 together may exceed the bound. A caller that reads slowly, or not at all, holds up no other.
 Rule 3: a refused claim loses nothing: nothing was granted to it, or two answers with its tasks are under way.
 Rule 4: the answer to an ended claim is small and never refused: otherwise its tasks would wait until they expire.
-Rule 5: the end of one task may be awaited by thousands. Its answer is not encoded for all of them at once: big ones
+Rule 5: the bytes of other big answers have a room of their own; above it, reads are refused, and writes are not.
+Rule 6: the end of one task may be awaited by thousands. Its answer is not encoded for all of them at once: big ones
 are encoded, and sent, a few at a time.
-Rule 6: an answer that is read too slowly is cut, and its connection closed: slow clients must not occupy the room.
+Rule 7: an answer that is read too slowly is cut, and its connection closed: slow clients must not occupy the room.
 Nothing is lost by that: the claim is repeated under its claim_id, or ended, or its leases expire.
 """
 
@@ -31,7 +32,8 @@ from leasekit.wire import ClaimAnswer
 ABORT = "leasekit.abort"
 """The ASGI extension whose item `abort` cuts the connection; a server without it must limit the time itself."""
 
-_BIG = 64 * 1024  # bytes; smaller answers cost about as much as their request
+BIG = 64 * 1024
+"""Bytes of an answer; a smaller one costs about as much as its request."""
 _ENVELOPE = 512  # bytes of a task without its values, roughly
 _PIECE = 256 * 1024  # bytes that are sent at once
 _OF_ONE_CLAIM = 2
@@ -41,6 +43,8 @@ _GRACE = 30.0  # seconds that any answer may take, plus the time for its size at
 _SLOWEST = 32 * 1024  # bytes per second; half the rate of a bad line
 _PAUSE = 1.0  # seconds until a refused claim may be repeated, and about the seconds before it is refused
 
+_JSON = "application/json"
+
 _Key = tuple[str, str]
 
 
@@ -49,13 +53,14 @@ class Sending:
 
     def __init__(self) -> None:
         self._of_claim: Counter[_Key] = Counter()
-        self._bytes = FairBound()  # of all answers under way
+        self._bytes = FairBound()  # of all answers to claims under way
+        self._reads = FairBound()  # of all other big answers
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by caller
 
     @property
     def size(self) -> int:
         """The bytes of all answers under way."""
-        return self._bytes.total
+        return self._bytes.total + self._reads.total
 
     async def wait(self, key: _Key) -> None:
         """Wait a moment if there is no room for an answer to this claim; raise `Throttled` if there is still none.
@@ -80,17 +85,26 @@ class Sending:
         """Make the answer to this claim, counted until it is sent. Raises `Throttled` if it has two under way."""
         tasks, place = claimed.tasks, None
         size = sum(_ENVELOPE + memoryview(it.payload).nbytes + memoryview(it.progress).nbytes for it in tasks)
-        if size > _BIG:
+        if size > BIG:
             self._check_claim(key)
             place = _Place(self, key, size)
         waited, refused = claimed.waited or 0.0, claimed.refused
         answer = ClaimAnswer(waited=waited, tasks=tasks, refused=refused, draining=claimed.draining)
         return ClaimResponse(answer, place)
 
+    def check_reads(self) -> None:
+        """Raise `Throttled` if too many bytes of other answers are under way, and the caller has its share of them."""
+        if self._reads.is_reached(CALLER.get(), _TOGETHER):
+            raise Throttled("too many bytes of answers are still being sent", retry_after=_PAUSE)
+
+    def of(self, body: bytes) -> Response:
+        """Make an answer, counted until it is sent if it is big."""
+        return BigResponse(body, self._reads) if len(body) > BIG else Response(body, media_type=_JSON)
+
     def of_task(self, info: TaskInfo) -> Response:
         """Make the answer about a task: a big one is encoded and sent when it is its turn."""
         size = sum(memoryview(it).nbytes for it in (info.payload, info.progress, info.result, info.error))
-        turns = self._turns.setdefault(CALLER.get(), asyncio.Semaphore(_OF_TASKS)) if size > _BIG else None
+        turns = self._turns.setdefault(CALLER.get(), asyncio.Semaphore(_OF_TASKS)) if size > BIG else None
         return TaskResponse(info, turns)
 
     def take(self, key: _Key, size: int) -> None:
@@ -128,6 +142,22 @@ class ClaimResponse(Response):
             await _send_in_time(self, scope, send)
         finally:
             self._place.give_back()
+
+
+class BigResponse(Response):
+    """A big answer: it is sent in pieces, cut when its time is over, and counted in a room until then."""
+
+    def __init__(self, body: bytes, room: FairBound) -> None:
+        super().__init__(body, media_type=_JSON)
+        room.add(CALLER.get(), len(body))
+        self._give_back = finalize(self, room.add, CALLER.get(), -len(body))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        try:
+            await _send_in_time(self, scope, send)
+        finally:
+            self._give_back()
 
 
 class TaskResponse(Response):

@@ -81,7 +81,7 @@ def fire_one(turn: UnitOfWork, row: PeriodicRow) -> Fired:
         return Fired(row, 0, is_locked=True)
     plan = _planned(row, task, due, previous, now=turn.now)
     try:
-        answers = _scheduled(turn, plan.new) if plan.new else []
+        answers = schedule_firings(turn, plan.new) if plan.new else []
     except Refused as error:  # before anything was written
         return Fired(_put_off(turn, row, str(error), kind=task.kind), 0)
     if plan.replaced is not None:
@@ -93,7 +93,7 @@ def fire_one(turn: UnitOfWork, row: PeriodicRow) -> Fired:
     return Fired(save(turn, row, notes, kind=task.kind), len(made))
 
 
-def _scheduled(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
+def schedule_firings(turn: UnitOfWork, tasks: Sequence[NewTask]) -> list[Scheduled]:
     """Schedule the tasks of firings; one whose id stands for a task of another kind gets an id of its own.
 
     The id of a firing can be foreseen, and taken in advance by whoever may submit tasks of any kind.

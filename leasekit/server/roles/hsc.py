@@ -4,6 +4,7 @@ Every write carries the token of its claim. Only the token of the last grant is 
 older or settled token writes nothing.
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -29,6 +30,7 @@ from leasekit._lifecycle.transitions import (
 )
 from leasekit.server.ids import successor_id
 from leasekit.server.key_rooms import release
+from leasekit.server.log_limit import LogLimit
 from leasekit.server.progress import Progress
 from leasekit.server.roles import start_deadlines
 from leasekit.server.roles.consumer import lapse
@@ -36,6 +38,9 @@ from leasekit.server.roles.frontend import schedule
 from leasekit.server.store import Limits, Run, Trigger
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Beat, NewTask, Settlement, Status, Verdict
+
+logger = logging.getLogger("leasekit.server.successors")
+logger.addFilter(LogLimit())
 
 _NULL = b"null"
 _BOUNDED = frozenset({"retry", "crash"})  # outcomes that count against a limit
@@ -251,7 +256,13 @@ class _Desk:
         start_deadlines.begun(self._turn, self._failed)
         release(self._turn, self._over)
         if self._successors:
-            schedule(self._turn, self._successors)
+            for task, answer in zip(self._successors, schedule(self._turn, self._successors), strict=True):
+                if answer.conflict:
+                    logger.warning(
+                        "the id %r of a successor of task %r stands for another task, so there is no successor",
+                        answer.id,
+                        task.parent,
+                    )
 
     def _accept(self, row: Trigger, settlement: Settlement, digest: bytes) -> None:
         event = ENDING[settlement.outcome]

@@ -22,8 +22,8 @@ from leasekit.periodic import PeriodicInfo, PeriodicTask, PeriodicTaskItem
 from leasekit.server import firings
 from leasekit.server.access import KindPatterns
 from leasekit.server.declarations import declare, digest_of
-from leasekit.server.roles.firing import decoded, fire_one, new_task, note, noted, save
-from leasekit.server.roles.frontend import moment, schedule
+from leasekit.server.roles.firing import decoded, fire_one, new_task, note, noted, save, schedule_firings
+from leasekit.server.roles.frontend import moment
 from leasekit.server.store import Contended, PeriodicRow, View
 from leasekit.server.unit_of_work import UnitOfWork, to_bytes
 from leasekit.task import Scheduled
@@ -176,8 +176,15 @@ def _written(turn: UnitOfWork, row: PeriodicRow) -> PeriodicRow:
 
 
 def _triggered(turn: UnitOfWork, row: PeriodicRow, at: float) -> Scheduled:
-    task = decoded(row)
-    (answer,) = schedule(turn, [new_task(task, firings.firing_id(row.name, at))])
+    task, shown = decoded(row), moment(round(at, 3))
+    new = new_task(task, firings.firing_id(row.name, at))
+    # A repeat of a firing whose id stood for a task of another kind: it has an id of its own.
+    made = next(
+        (one.id for one in noted(row) if (one.at, one.outcome) == (shown, "triggered") and one.id != new.id), None
+    )
+    if made is not None and (known := turn.tx.triggers({made}).get(made)) is not None:
+        return Scheduled(id=made, created=False, status=known.status)
+    (answer,) = schedule_firings(turn, [new])
     if answer.created:
         save(turn, row, [note(round(at, 3), "triggered", id=answer.id)], kind=task.kind)
     return answer

@@ -152,9 +152,9 @@ def _rotated(turn: UnitOfWork, rows: Mapping[str, TokenRow], old: TokenRow, want
     if not is_valid(old, turn.now):
         raise Conflict("token", f"was revoked, or has expired, {old.name!r}: make another one")
     _check_digest(rows, digest)
-    until = turn.now + wanted.order.overlap
-    former = (old.digest, until) if wanted.order.overlap else (None, None)
-    return old._replace(digest=digest, former_digest=former[0], former_until=former[1], rotated_at=turn.now)
+    # Without an overlap too: a late copy of the request before does not bring its secret back.
+    until = turn.now + wanted.order.overlap if wanted.order.overlap else _LONG_AGO
+    return old._replace(digest=digest, former_digest=old.digest, former_until=until, rotated_at=turn.now)
 
 
 def find(rows: Mapping[str, TokenRow], token: str, now: float) -> TokenRow | None:
@@ -217,6 +217,7 @@ def forget(turn: UnitOfWork) -> None:
 
 
 _NEVER = 1e12
+_LONG_AGO = 0.0
 
 
 def info(row: TokenRow) -> TokenInfo:
@@ -231,7 +232,7 @@ def info(row: TokenRow) -> TokenInfo:
         expires_at=_moment_or_none(row.expires_at),
         used_at=_moment_or_none(row.used_at),
         rotated_at=_moment_or_none(row.rotated_at),
-        former_until=_moment_or_none(row.former_until),
+        former_until=_moment_or_none(row.former_until or None),
         revoked_at=_moment_or_none(row.revoked_at),
     )
 

@@ -448,14 +448,19 @@ def test_a_periodic_task_of_a_foreign_kind_cannot_be_taken_over(service: Service
     assert info.task.kind == FOREIGN
 
 
-def test_a_firing_whose_id_is_taken_tells_nothing_of_the_status_of_a_foreign_task(service: Service) -> None:
+def test_a_firing_on_request_whose_id_a_foreign_task_has_gets_one_of_its_own(service: Service) -> None:
     name, operator = uuid.uuid4().hex, service.new(["operate"])
     service.call(operator, "PUT", f"/v1/periodic/{name}", {"kind": OWN, "every": 3600})
     taken = {"kind": FOREIGN, "id": f"{name}@2026-01-01T00:00:00Z"}
     task = service.call(service.admin, "POST", "/v1/tasks", {"tasks": [taken]}).json["tasks"][0]["id"]
     service.call(service.admin, "POST", "/v1/tasks/cancel", {"ids": [task]})
     answer = service.call(operator, "POST", f"/v1/periodic/{name}/trigger", {"at": "2026-01-01T00:00:00Z"})
-    assert (answer.json["conflict"], answer.json["status"]) == (True, "new")
+    made = answer.json
+    assert (made["created"], made.get("conflict", False), made["status"]) == (True, False, "new")
+    assert made["id"] != task
+    again = service.call(operator, "POST", f"/v1/periodic/{name}/trigger", {"at": "2026-01-01T00:00:00Z"}).json
+    assert (again["id"], again["created"]) == (made["id"], False), "a repeat fires once"
+    assert service.call(service.admin, "GET", f"/v1/tasks/{made['id']}").json["kind"] == OWN
 
 
 def test_code_cannot_declare_a_periodic_task_by_the_name_of_a_foreign_one(service: Service) -> None:

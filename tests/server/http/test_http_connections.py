@@ -259,6 +259,47 @@ def test_the_bodies_on_their_way_have_a_room_together(server: Running, monkeypat
     eventually(lambda: server.bodies.size == 0)
 
 
+def test_small_bodies_on_their_way_have_a_room_of_their_own(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server.open() as first, server.open() as second:
+        first.sendall(POST % (b"/v1/tasks", 80_000) + b" " * 70_000)
+        eventually(lambda: server.bodies.size == 70_000)
+        monkeypatch.setattr(bodies, "_TOGETHER", 70_000)
+        second.sendall(POST % (b"/v1/tasks", 80_000) + b" " * 70_000)
+        assert second.recv(65536).startswith(b"HTTP/1.1 429 ")
+        large = {"tasks": [{"kind": "large", "payload": "x" * 200_000}]}
+        assert server.call("POST", "/v1/tasks", large).status == 429, "it was small at first"
+    eventually(lambda: server.bodies.size == 0)
+    assert server.post("/v1/tasks", {"tasks": [{"kind": "small", "payload": "x" * 50_000}]})["tasks"]
+
+
+def test_a_head_has_a_hundred_fields(server: Running) -> None:
+    for number, status in ((90, b"200"), (101, b"431")):
+        with server.open() as connection:
+            fields = b"".join(b"x-%d: y\r\n" % n for n in range(number))
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" + fields + b"\r\n")
+            assert read_all(connection).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("part", [b"a:b\r\n" * 1000, b"x" * 5000], ids=["fields", "one field"])
+def test_what_stands_behind_a_chunked_body_is_bounded(server: Running, part: bytes) -> None:
+    """A connection that was answered long ago filled the memory with fields that nobody reads."""
+    head = b"POST /v1/tasks/ended HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+    with server.open() as connection:
+        connection.sendall(head + b"content-type: application/json\r\n\r\n2\r\n{}\r\n0\r\nx: ")
+        with pytest.raises(OSError):  # noqa: PT011 - a broken pipe, or a reset
+            connection.sendall(part * 4000)
+    assert server.get("/healthz") == {"status": "ok"}
+
+
+def test_a_body_of_many_tiny_chunks_arrives(server: Running) -> None:
+    body = json.dumps({"tasks": [{"kind": "chunks", "payload": "x" * 100_000}]}).encode()
+    head = b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n"
+    with server.open() as connection:
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        connection.sendall(head + b"content-type: application/json\r\n\r\n" + chunks + b"0\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
 # Slow and odd clients -----------------------------------------------------------------------------------------
 
 
@@ -304,6 +345,23 @@ def test_an_answer_that_is_not_read_is_not_kept_for_ever(
         connection.sendall(request("/v1/claims", claim("big", wait=0, limit=20)))
         assert connection.recv(1)
         eventually(lambda: not server.connections)
+
+
+def test_answers_that_are_not_read_have_a_room_together(run_server: RunServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list has megabytes of values: clients that read none of them filled the memory."""
+    monkeypatch.setattr(sending, "_TOGETHER", 2_000_000)
+    tags = [f"{n:064}" for n in range(20)]
+    with run_server() as server, contextlib.ExitStack() as opened:
+        server.post("/v1/tasks", {"tasks": [{"kind": "tagged", "tags": tags} for _ in range(1000)]})
+        for _ in range(3):
+            connection = opened.enter_context(server.open())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            connection.sendall(b"GET /v1/tasks?limit=1000 HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20)
+        eventually(lambda: server.call("GET", "/v1/tasks?limit=1").status == 429)
+        assert server.call("GET", "/healthz").status == 200
+        assert server.call("POST", "/v1/tasks/cancel", {"ids": ["nobody"]}).status == 200
+        opened.close()
+        eventually(lambda: server.call("GET", "/v1/tasks?limit=1").status == 200)
 
 
 def test_an_answer_that_drips_is_cut_and_others_are_granted_again(

@@ -7,6 +7,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from leasekit.server.ids import successor_id
+from leasekit.server.roles import hsc
 from leasekit.task import Beat, FixedDelays, NewTask, Outcome, Polynomial, Settlement
 from tests.server.conftest import Bench
 
@@ -509,6 +510,21 @@ async def test_successors_are_scheduled_with_the_end_and_once(bench: Bench) -> N
     got = (await bench.claim(kinds=("next",))).tasks
     assert [bytes(one.payload) for one in got] == [b"0", b"1", b"2"]
     assert await bench.ids(kinds=("next",)) == []
+
+
+async def test_a_successor_whose_id_stands_for_another_task_is_told_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hsc.logger.filters[0], "_windows", {})  # other tests may have used up this minute's lines
+    await bench.put("taken", kind="foreign")
+    task = await bench.taken("a")
+    then = [NewTask(kind="next", id="taken"), NewTask(kind="next", id="free")]
+    for _ in range(2):
+        assert (await bench.settle(task, then=then)).verdict == "settled"
+    assert await bench.ids(kinds=("next",)) == ["free"]
+    assert caplog.messages == [
+        "the id 'taken' of a successor of task 'a' stands for another task, so there is no successor"
+    ]
 
 
 async def test_successors_may_have_ids_keys_and_times_of_their_own(bench: Bench) -> None:

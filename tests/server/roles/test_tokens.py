@@ -69,6 +69,17 @@ async def test_a_secret_is_of_one_token_also_if_it_is_that_from_before(bench: Be
         await bench.engine.operations.change_token(Create(order))
 
 
+async def test_a_late_copy_of_the_rotation_before_brings_no_old_secret_back(bench: Bench) -> None:
+    await made(bench, "t")
+    first, second = [await rotated(bench, "t", overlap=0.0) for _ in range(2)]
+    with pytest.raises(Refused, match="used before"):
+        await bench.engine.operations.change_token(Rotate("t", RotateRequest(digest=digest_of(first).hex())))
+    tokens = bench.engine.tokens
+    assert [tokens.of_digest(digest_of(secret)) is not None for secret in (first, second)] == [False, True]
+    (info,) = await bench.engine.queries.list_tokens()
+    assert info.former_until is None
+
+
 async def test_tokens_that_ended_are_kept_for_a_month_and_the_latest_one_for_ever(bench: Bench) -> None:
     for name in ("old", "good", "last"):
         await made(bench, name)

@@ -12,6 +12,7 @@ from leasekit import Exponential, Heartbeats, Status
 from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
 from leasekit.server import end_waits
+from leasekit.server.http import protocol
 from leasekit.server.http.openapi import EXAMPLES, document
 from leasekit.server.http.routes import OPERATIONS
 from leasekit.task import DEFAULTS, TaskOptions
@@ -172,6 +173,8 @@ def _distinct(meanings: list[str]) -> list[str]:
 def test_the_table_of_bounds_has_what_the_server_checks() -> None:
     mib = 1024 * 1024
     assert [most for _, most in table("protocol.md", "## Bounds")[1:]] == [
+        f"{protocol.MAX_HEAD // 1024} KiB, {protocol.MAX_FIELDS} fields",
+        f"{protocol.MAX_PIPELINED}",
         f"{MAX_BODY // mib} MiB",
         f"{MAX_BATCH:,} items",
         f"{MAX_PAYLOAD // mib} MiB of JSON",

@@ -528,6 +528,54 @@ server.http.protocol:BoundedProtocol.on_header
 + False
 tests/server/http/test_http_connections.py::test_what_stands_behind_a_chunked_body_is_no_header[sqlite-origin: http://evil]
 
+pipelined-without-end: A connection has any number of requests that wait.
+server.http.protocol:BoundedProtocol.on_message_begin
+- len(self._cycles) >= MAX_PIPELINED
++ False
+tests/server/http/test_http_connections.py::test_a_connection_has_a_hundred_requests_without_answers[sqlite]
+
+fields-without-end: A head has any number of fields.
+server.http.protocol:BoundedProtocol.on_header
+- len(self.headers) > MAX_FIELDS
++ False
+tests/server/http/test_http_connections.py::test_a_head_has_a_hundred_fields[sqlite]
+
+trailers-without-end: What stands behind a body has no end.
+server.http.protocol:BoundedProtocol._count_around
+- self._around > MAX_HEAD
++ False
+tests/server/http/test_http_connections.py::test_what_stands_behind_a_chunked_body_is_bounded[sqlite-one field]
+
+heads-without-room: The heads of many connections fill the memory.
+server.http.protocol:BoundedProtocol._count
+- _heads.is_reached(self._peer, HEADS)
++ False
+tests/server/http/test_http_connections.py::test_the_heads_on_their_way_have_a_room_together[sqlite]
+
+bodies-without-room: The bodies of many requests fill the memory.
+server.http.bodies:Bodies.arriving
+- room.is_reached(caller, _TOGETHER)
++ False
+tests/server/http/test_http_connections.py::test_small_bodies_on_their_way_have_a_room_of_their_own[sqlite]
+
+reads-without-room: Lists that nobody reads fill the memory.
+server.http.sending:Sending.check_reads
+- self._reads.is_reached(CALLER.get(), _TOGETHER)
++ False
+tests/server/http/test_http_connections.py::test_answers_that_are_not_read_have_a_room_together[sqlite]
+
+old-secret-back: A late copy of an earlier rotation brings its secret back.
+server.roles.tokens:_rotated
+- old._replace(digest=digest, former_digest=old.digest, former_until=until, rotated_at=turn.now)
++ old._replace(digest=digest, former_digest=None, former_until=None, rotated_at=turn.now)
+tests/server/roles/test_tokens.py::test_a_late_copy_of_the_rotation_before_brings_no_old_secret_back[memory]
+
+chain-cancelled-unnoted: The audit log does not tell of a chain that the console has cancelled.
+server.console.acts:cancel_chain
+- visit.note("chain.cancel", target=wanted.id)
++ None
+tests/server/console/test_acts.py::test_the_audit_log_counts_all_tasks_of_a_chain_that_was_cancelled_in_steps
+
 around-the-proxy: Requests go around the proxy that has TLS.
 server.http.reach:Reach.check
 - self.proxies and not is_probe and not self._is_trusted(request)

@@ -177,14 +177,11 @@ def _written(turn: UnitOfWork, row: PeriodicRow) -> PeriodicRow:
 
 def _triggered(turn: UnitOfWork, row: PeriodicRow, at: float) -> Scheduled:
     task, shown = decoded(row), moment(round(at, 3))
-    new = new_task(task, firings.firing_id(row.name, at))
-    # A repeat of a firing whose id stood for a task of another kind: it has an id of its own.
-    made = next(
-        (one.id for one in noted(row) if (one.at, one.outcome) == (shown, "triggered") and one.id != new.id), None
-    )
+    # A repeat: the firing has an id of its own if the first one stood for a task of another kind.
+    made = next((one.id for one in noted(row) if (one.at, one.outcome) == (shown, "triggered")), None)
     if made is not None and (known := turn.tx.triggers({made}).get(made)) is not None:
         return Scheduled(id=made, created=False, status=known.status)
-    (answer,) = schedule_firings(turn, [new])
+    (answer,) = schedule_firings(turn, [new_task(task, firings.firing_id(row.name, at))])
     if answer.created:
         save(turn, row, [note(round(at, 3), "triggered", id=answer.id)], kind=task.kind)
     return answer

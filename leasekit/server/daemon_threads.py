@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import ParamSpec, TypeVar
 
@@ -31,18 +32,9 @@ class DaemonThreads(Executor):
         if self._pid != os.getpid():
             self._begin()
         future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
-                future.set_exception(error)
-
         if len(self._threads) < self._count:
             self._start_thread()
-        self._calls.put(run)
+        self._calls.put(partial(_run, future, partial(call, *args, **kwargs)))
         return future
 
     def _start_thread(self) -> None:
@@ -67,6 +59,17 @@ class DaemonThreads(Executor):
         self._pid = os.getpid()
         self._calls = _Calls()
         self._threads: list[threading.Thread] = []
+
+
+def _run(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - the waiting caller gets it
+        future.set_exception(error)
+        # Its traceback has this frame: they would hold each other, and megabytes of a body, up to a garbage collection.
+        del future, call
 
 
 def _run_all(calls: _Calls) -> None:

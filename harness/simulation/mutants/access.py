@@ -528,11 +528,47 @@ server.http.protocol:BoundedProtocol.on_header
 + False
 tests/server/http/test_http_connections.py::test_what_stands_behind_a_chunked_body_is_no_header[sqlite-origin: http://evil]
 
-pipelined-without-end: A connection has any number of requests that wait.
-server.http.protocol:BoundedProtocol.on_message_begin
-- len(self._cycles) >= MAX_PIPELINED
+pipelined-parsed: Requests behind one without an answer are parsed at once.
+server.http.protocol:_Flow.resume_reading
+- not self._connection.pipeline
++ True
+tests/server/http/test_http_connections.py::test_what_comes_behind_a_request_without_an_answer_waits_unparsed[sqlite]
+
+pipelined-without-room: What waits behind requests fills the memory.
+server.http.protocol:BoundedProtocol._keep
+- _heads.is_reached(self._peer, HEADS)
 + False
-tests/server/http/test_http_connections.py::test_a_connection_has_a_hundred_requests_without_answers[sqlite]
+tests/server/http/test_http_connections.py::test_what_comes_behind_requests_has_the_room_of_heads[sqlite]
+
+waiting-head-late: A head counts as late while the server does not parse it.
+server.http.protocol:BoundedProtocol._end_head
+- self.flow.read_paused
++ False
+tests/server/http/test_http_connections.py::test_a_head_that_waits_to_be_parsed_is_not_late[sqlite]
+
+anothers-refusal: A request that may be applied is answered with the refusal of what comes behind it.
+server.http.protocol:BoundedProtocol._refuse
+- waiting[:-1] if self._has_body else waiting
++ []
+tests/server/http/test_http_connections.py::test_what_comes_behind_requests_has_the_room_of_heads[sqlite]
+
+left-unnoticed: A client that has gone waits for its claim as long as requests wait behind that.
+server.http.protocol:BoundedProtocol._disconnect
+- self._cycles
++ ()
+tests/server/http/test_http_connections.py::test_a_client_that_went_away_with_requests_behind_its_claim_is_granted_nothing[sqlite]
+
+tiny-refused: Large bodies keep out heartbeats.
+server.http.bodies:Bodies.arriving
+- size + more > _TINY
++ True
+tests/server/http/test_http_connections.py::test_small_bodies_on_their_way_have_a_room_of_their_own[sqlite]
+
+body-kept: A refused body stays in memory up to a garbage collection.
+server.daemon_threads:_run
+- del future, call
++ pass
+tests/server/http/test_garbage.py::test_a_body_is_not_kept[sqlite-too deep]
 
 fields-without-end: A head has any number of fields.
 server.http.protocol:BoundedProtocol.on_header

@@ -1,7 +1,7 @@
 """Bodies on their way: the time that each may take, and the room that all have together.
 
 What has arrived stays in memory until the rest is there, so clients that send slowly would fill it. The room is shared
-among callers. Small bodies, such as those of heartbeats, have one of their own: large ones keep none of them out.
+among callers. Small bodies have one of their own: large ones keep none of them out. Tiny ones need none.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any
 from leasekit.errors import Throttled
 from leasekit.server.fair_bound import CALLER, FairBound
 
+_TINY = 8 * 1024  # bytes; a heartbeat of a hundred tasks, which is never refused for others
 _SMALL = 128 * 1024  # bytes; a thousand heartbeats without progress
 _TOGETHER = 64 * 1024 * 1024  # of small bodies, and of larger ones
 _PAUSE = 1.0  # seconds until a refused request may be repeated
@@ -51,8 +52,8 @@ class Bodies:
     def arriving(self) -> Generator[Callable[[int], None]]:
         """Count a body until the end of the block; yield what counts its next bytes.
 
-        That raises `Throttled` if all together have no room, and the caller's have their share of it. Small bodies have
-        a room of their own.
+        That raises `Throttled` if all together have no room, and the caller's have their share of it, unless the body
+        is tiny. Small bodies have a room of their own.
         """
         caller, size, room = CALLER.get(), 0, self._small
 
@@ -62,7 +63,7 @@ class Bodies:
                 self._small.add(caller, -size)
                 room = self._large
                 room.add(caller, size)
-            if room.is_reached(caller, _TOGETHER):
+            if size + more > _TINY and room.is_reached(caller, _TOGETHER):
                 raise Throttled("too many bytes of requests are on their way: try again later", retry_after=_PAUSE)
             size += more
             room.add(caller, more)

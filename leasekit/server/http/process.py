@@ -41,6 +41,7 @@ STOP_TIMEOUT = 40  # for requests under way; longer than an answer may take
 HAND_OVER_TIMEOUT = 3  # the same for processes of this machine: until the end nobody else can serve the store
 YIELD_TIMEOUT = 15.0  # for a process that has the store open, and leaves it to a server
 YIELD_PAUSE = 0.05
+_RECEIVED, _SENT = 64 * 1024, 256 * 1024  # bytes that the system and TLS keep for a connection; else it is megabytes
 
 
 def serve(
@@ -185,6 +186,8 @@ def _bind(host: str, port: int, security: Security) -> tuple[socket.socket, Reac
         listener = socket.socket(family)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind(address)

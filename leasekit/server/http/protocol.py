@@ -1,16 +1,21 @@
-"""The connection: uvicorn's HTTP/1.1 protocol, with bounds for clients that stall.
+"""The connection: uvicorn's HTTP/1.1 protocol, with bounds for clients that stall, or send more than is read.
 
 Without these bounds, uvicorn waits forever for the end of a request's head, keeps all of it in memory, and waits
 forever for a client to read an answer. `request` bounds request bodies, and `sending` the time to send an answer.
+
+What arrives behind a request that has no answer yet (pipelined) is not parsed before its turn, and little of it is
+read: parsed, it takes some twenty times the memory, and one connection's requests would keep all others waiting.
 """
 
 import asyncio
 import socket
+import weakref
 from collections import deque
 from typing import Any
 
 import httptools
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from leasekit.server.fair_bound import FairBound
@@ -23,11 +28,12 @@ MAX_HEAD = 64 * 1024  # bytes of request line and headers
 HEADS = 64 * 1024 * 1024  # bytes of all heads that have not ended; the addresses that they come from share them
 MAX_FIELDS = 100  # of a head; each costs a hundred bytes and more
 SMALL_HEAD = 4 * 1024  # bytes of a head that is never refused for others
-MAX_PIPELINED = 100  # requests of a connection that wait for their answers
 HEAD_TIMEOUT = 30.0  # seconds from the connection, or from the first byte of a request, to the end of its head
 STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may stay unread
 
-_PIECE = 16 * 1024  # bytes that are parsed at once
+_AHEAD = 64 * 1024  # unparsed bytes of a connection; with more of them it reads no further
+_PIECE = 1024  # bytes that are parsed at once, besides those of a body: in them may be the heads of many requests
+_PIECES = 4  # that are parsed before other connections have their turn: chunks of a byte take milliseconds
 _AROUND = 8  # bytes around each byte of a body: a chunk of one has five
 _heads = FairBound()
 
@@ -43,15 +49,20 @@ class BoundedProtocol(HttpToolsProtocol):
     _refusal: tuple[int, str, str] | None = None  # of what the parser is in the middle of
     _has_begun = False  # a request, in the latest data
     _has_body = False  # of which the end has not come
+    _to_come = 0  # bytes of that body, as far as its head tells
+    _unparsed = b""  # read already
     _delivered = 0  # bytes of a body that the latest data had
     _around = 0  # bytes around a body without one of it: of chunks, and of fields behind it
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._cycles: deque[RequestResponseCycle] = deque()  # of requests without an answer: pipelined, there are more
+        self._cycles: deque[RequestResponseCycle] = deque()  # of requests without an answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self)
+        if (limit := getattr(transport, "set_read_buffer_limits", None)) is not None:  # with TLS: it reads ahead, too
+            limit(_AHEAD)
         accepted = transport.get_extra_info("socket")
         self._is_local = accepted is not None and accepted.family == socket.AF_UNIX
         self._peer = "" if self._is_local else str((transport.get_extra_info("peername") or [""])[0])
@@ -59,14 +70,51 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._keep(b"")
+        self._disconnect()
         self.resume_writing()
         super().connection_lost(exc)
+        for cycle, _ in self.pipeline:
+            del cycle.on_response  # it refers to this connection; uvicorn does the same behind each answer
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        for start in range(0, len(data), _PIECE):
-            if not self.transport.is_closing():
-                self._receive(data[start : start + _PIECE])
+        if self.flow.read_paused or self._unparsed:
+            self._keep(self._unparsed + data)
+        else:
+            self._parse(data)
+
+    def parse_on(self) -> None:
+        """Parse what was kept during a pause, and read on."""
+        if self.transport.is_closing():
+            return
+        if self._timer is not None:
+            self._limit_head()
+        unparsed = self._unparsed
+        self._keep(b"")
+        self._parse(unparsed)
+        if len(self._unparsed) < _AHEAD:
+            self.transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Parse data in pieces, up to a pause, or to the end of this connection's turn."""
+        at, pieces = 0, 0
+        while at < len(data) and pieces < _PIECES and not self.flow.read_paused and not self.transport.is_closing():
+            end = at + max(_PIECE, self._to_come)
+            self._receive(data[at:end])
+            at, pieces = end, pieces + 1
+        self._keep(b"" if self.transport.is_closing() else data[at:])
+        if self._unparsed and not self.flow.read_paused:
+            self.loop.call_soon(self.parse_on)
+
+    def _keep(self, unparsed: bytes) -> None:
+        """Keep this for later, in the room of heads; read no more if it is much."""
+        _heads.add(self._peer, len(unparsed) - len(self._unparsed))
+        self._unparsed = unparsed
+        if unparsed and _heads.is_reached(self._peer, HEADS):
+            self._refuse(429, "Too Many Requests", "too many bytes of requests are on their way: try again later")
+        elif len(unparsed) >= _AHEAD:
+            self.transport.pause_reading()
 
     def _receive(self, data: bytes) -> None:
         self._delivered, self._has_begun = 0, False
@@ -93,7 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head > MAX_HEAD:
             self._refuse(431, "Request Header Fields Too Large", f"the head is larger than {MAX_HEAD:,} bytes")
         elif self._head > SMALL_HEAD and _heads.is_reached(self._peer, HEADS):
-            self._refuse(429, "Too Many Requests", "too many bytes of heads are on their way: try again later")
+            self._refuse(429, "Too Many Requests", "too many bytes of requests are on their way: try again later")
 
     def _count_around(self, size: int) -> None:
         """Count bytes around a body, and cut the connection if there is little else: no application sees them."""
@@ -103,6 +151,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._delivered += len(body)
+        self._to_come -= len(body)
         super().on_body(body)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -121,8 +170,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._around, self._has_begun = 0, True
         while self._cycles and self._cycles[0].response_complete:
             self._cycles.popleft()
-        if len(self._cycles) >= MAX_PIPELINED:
-            self._stop_at(429, "Too Many Requests", f"more than {MAX_PIPELINED} requests of a connection wait")
         super().on_message_begin()
         extensions: dict[str, dict[object, object]] = {ABORT: {"abort": self.transport.abort}}
         if self._is_local:
@@ -133,13 +180,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         self._has_body = True
+        self._to_come = max([int(value) for name, value in self.headers if name == b"content-length"], default=0)
         super().on_headers_complete()
         self._cycles.append(self.cycle)
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
-        self._has_body = False
+        self._has_body, self._to_come = False, 0
         if not self.parser.should_upgrade():  # otherwise the body follows, which this parser takes for another protocol
             super().on_message_complete()
 
@@ -159,7 +207,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_head_timer(self) -> None:
         self._stop_head_timer()
-        self._timer = self.loop.call_later(HEAD_TIMEOUT, self.timeout_keep_alive_handler)
+        self._limit_head()
+
+    def _limit_head(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(HEAD_TIMEOUT, self._end_head)
+
+    def _end_head(self) -> None:
+        """Close the connection of a head that has not come, unless the rest of it waits to be parsed."""
+        if self.flow.read_paused:
+            self._limit_head()
+        else:
+            self.timeout_keep_alive_handler()
 
     def _stop_head_timer(self) -> None:
         if self._timer is not None:
@@ -177,11 +237,36 @@ class BoundedProtocol(HttpToolsProtocol):
             f"HTTP/1.1 {status} {title}\r\ncontent-type: {MEDIA_TYPE}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        for cycle in self._cycles:  # their answers would meet a closed connection, and each would be logged as an error
+        waiting = [cycle for cycle in self._cycles if not cycle.response_complete]
+        earlier = waiting[:-1] if self._has_body else waiting
+        self._disconnect()  # answers would meet a closed connection, and each would be logged as an error
+        if earlier or any(cycle.response_started for cycle in waiting):
+            self.transport.abort()  # a client would take this for the answer to what may have been applied
+        else:
+            self.transport.write(head.encode("ascii") + body)
+            self.transport.close()
+
+    def _disconnect(self) -> None:
+        """Tell all requests that have no answer that none would arrive."""
+        for cycle in self._cycles:
             cycle.disconnected = True
             cycle.message_event.set()
-        self.transport.write(head.encode("ascii") + body)
-        self.transport.close()
+
+
+class _Flow(FlowControl):
+    """Whether a connection parses what it reads: not while a request waits for its turn."""
+
+    def __init__(self, transport: asyncio.Transport, connection: BoundedProtocol) -> None:
+        super().__init__(transport)
+        self._connection = weakref.proxy(connection)  # none waits in memory for a garbage collection
+
+    def pause_reading(self) -> None:
+        self.read_paused = True
+
+    def resume_reading(self) -> None:
+        if self.read_paused and not self._connection.pipeline:
+            self.read_paused = False
+            self._connection.loop.call_soon(self._connection.parse_on)
 
 
 class _Body:

@@ -1,5 +1,6 @@
 """What the engine cannot do reaches the client as a status that says whether to ask again, and nothing else."""
 
+import contextlib
 import logging
 import socket
 from typing import Any
@@ -71,16 +72,16 @@ def test_a_flood_of_errors_is_no_flood_in_the_log(
     assert len(caplog.records) == 10
 
 
-def test_what_is_not_http_after_good_requests_is_refused_and_not_logged(
+def test_what_is_not_http_after_good_requests_is_cut_and_not_logged(
     server: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their answers are given up: no answer meets a closed connection, which would be an error in the log."""
+    """A refusal would be taken for the answer to the first request; answers on a closed connection would be logged."""
     request = b"GET /v1/stats HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
         connection.sendall(request * 3 + b"garbage\r\n\r\n")
-        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(4096) == b""
     server.call("GET", "/v1/stats")  # the others have ended by now
-    assert answer.startswith(b"HTTP/1.1 400 ")
     assert caplog.text == ""
 
 

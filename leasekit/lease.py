@@ -26,7 +26,7 @@ from leasekit._leased_run import LeasedRun
 from leasekit.config import check_number
 from leasekit.errors import CannotDecode, NotHeld
 from leasekit.task import NewTask, Scheduled, Task, TaskInfo, TaskOptions
-from leasekit.wire import MAX_PAYLOAD, MAX_WAITS
+from leasekit.wire import MAX_PAYLOAD, MAX_WAITS, decode_value
 
 __all__ = ["Lease", "lease", "leased"]
 
@@ -236,7 +236,7 @@ class Lease:
         latest = self._run.held.progress
         if latest is UNSET:
             return self.checkpoint
-        return self._coding.clear(msgspec.json.decode(msgspec.json.encode(latest)), "the latest progress")
+        return self._coding.clear(decode_value(msgspec.json.encode(latest)), "the latest progress")
 
     def __then__(self, tasks: Sequence[NewTask]) -> None:
         """Do what `then` does, for leasekit's own parts: for all of these or none, and whether or not to stop."""

@@ -253,3 +253,17 @@ def test_what_memory_is_made_of_needs_only_what_leasekit_itself_needs(module: st
 def test_a_server_of_tasks_in_memory_loads_no_database_and_one_in_a_file_only_what_it_needs() -> None:
     assert not {"alembic", "sqlalchemy"} & loaded("leasekit.server.http.process")
     assert not {"alembic", "sqlalchemy.dialects.postgresql"} & loaded("leasekit.server.store.sqlite.store")
+
+
+def test_values_of_users_are_decoded_by_one_rule() -> None:
+    """`wire.decode_value` has a bound on the work for each number; `msgspec.json.decode` without a type has none."""
+    own = ("leasekit/wire.py", "leasekit/cli/", "leasekit/server/conformance/")  # what comes from their own caller
+    found = [
+        f"{name}:{node.lineno}"
+        for path in FILES
+        if not (name := path.relative_to(ROOT).as_posix()).startswith(own)
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Call) and not node.keywords
+        if (ast.unparse(node.func), len(node.args)) in {("msgspec.json.decode", 1), ("msgspec.json.Decoder", 0)}
+    ]
+    assert not found

@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from leasekit.errors import ProtocolError, Refused
 from leasekit.task import Settlement
+from leasekit.wire import decode_value
 
 _LONGEST_INPUT = 1024 * 1024
 _SHORT = 1000
@@ -20,7 +21,7 @@ def payload(text: object) -> Any:
     if not isinstance(text, str) or len(text) > _LONGEST_INPUT:
         raise ProtocolError(f"the input of a task must be a string of at most {_LONGEST_INPUT:,} characters")
     try:
-        return msgspec.json.decode(text)
+        return decode_value(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return text
 
@@ -45,7 +46,7 @@ def failure_json(settlement: Settlement, *, at_most: int) -> str:
     more = {"retry_after": settlement.retry_after, "progress": settlement.progress}
     known = {name: value for name, value in more.items() if value is not None and value is not UNSET}
     try:
-        whole: Any = msgspec.json.decode(msgspec.json.encode(settlement.error))
+        whole: Any = decode_value(msgspec.json.encode(settlement.error))
     except (TypeError, ValueError, OverflowError, RecursionError) as failure:
         whole = f"the error cannot be sent as JSON: {failure}"
     fields = cast("dict[str, Any]", whole) if isinstance(whole, dict) else {}

@@ -26,7 +26,7 @@ from leasekit.task import (
     WorkerInfo,
 )
 from leasekit.tokens import TokenInfo
-from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer
+from leasekit.wire import ClaimAnswer, ScheduleAnswer, VerdictsAnswer, decoder_of
 
 T = TypeVar("T")
 
@@ -153,15 +153,15 @@ STATS = msgspec.json.Decoder(StatsPage)
 GATES = msgspec.json.Decoder(Gates)
 TOKENS = msgspec.json.Decoder(Tokens)
 KINDS = msgspec.json.Decoder(KindsPage)
-PERIODICS = msgspec.json.Decoder(PeriodicsPage)
+PERIODICS = decoder_of(PeriodicsPage)
 NODES = msgspec.json.Decoder(Nodes)
 WORKERS = msgspec.json.Decoder(WorkersPage)
-_CLAIM = msgspec.json.Decoder(ClaimAnswer)
+_CLAIM = decoder_of(ClaimAnswer)
 _REDRIVEN = msgspec.json.Decoder(Redriven)
 _SCHEDULE = msgspec.json.Decoder(ScheduleAnswer)
-_VERDICTS = msgspec.json.Decoder(VerdictsAnswer)
+_VERDICTS = decoder_of(VerdictsAnswer)
 _RAW_VERDICTS = msgspec.json.Decoder(_RawVerdicts)
-_VERDICT = msgspec.json.Decoder(Verdict)
+_VERDICT = decoder_of(Verdict)
 _ANY_VERDICT = msgspec.json.Decoder(_AnyVerdict)
 
 

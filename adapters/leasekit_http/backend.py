@@ -46,7 +46,7 @@ from leasekit.task import (
     WorkerInfo,
 )
 from leasekit.tokens import AuditPage, TokenInfo
-from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT, given
+from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_PAYLOAD, MAX_PROGRESS, MAX_WAIT, decoder_of, given
 from leasekit_http import answers
 from leasekit_http.addresses import addresses, socket_address
 from leasekit_http.headers import checked_headers, has_token, headers_of_environment, token_of_environment, with_token
@@ -61,22 +61,22 @@ Item = TypeVar("Item", NewTask, Beat, Settlement, str)
 
 _MOST_PAGES = 1000  # of a listing: a million kinds or workers
 _encode = msgspec.json.Encoder().encode
-_ENDED = msgspec.json.Decoder(Ended)
-_TASK = msgspec.json.Decoder(TaskInfo)
-_PAGE = msgspec.json.Decoder(Page)
+_ENDED = decoder_of(Ended)
+_TASK = decoder_of(TaskInfo)
+_PAGE = decoder_of(Page)
 _PURGED = msgspec.json.Decoder(Purged)
 _VACUUMED = msgspec.json.Decoder(Vacuumed)
 _CHAIN = msgspec.json.Decoder(ChainCancelled)
 _GATE = msgspec.json.Decoder(GateInfo)
 _KIND = msgspec.json.Decoder(KindInfo)
-_PERIODIC = msgspec.json.Decoder(PeriodicInfo)
+_PERIODIC = decoder_of(PeriodicInfo)
 _SCHEDULED = msgspec.json.Decoder(Scheduled)
-_RESCHEDULED = msgspec.json.Decoder(Rescheduled)
+_RESCHEDULED = decoder_of(Rescheduled)
 _MATCHED = msgspec.json.Decoder(Matched)
 _TOKEN = msgspec.json.Decoder(TokenInfo)
 _WORKER = msgspec.json.Decoder(WorkerInfo)
 _AUDIT = msgspec.json.Decoder(AuditPage)
-_ANY = msgspec.json.Decoder()
+_ANY: msgspec.json.Decoder[Any] = decoder_of(object)
 
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # and others, whose names nobody knows
 

@@ -30,7 +30,7 @@ import httpx
 import msgspec
 
 from leasekit.errors import AccessDenied, BackendError, ProtocolError, Refused, Throttled, Unavailable, Untrusted
-from leasekit.wire import REQUEST_HEADER, STORE_HEADER, Problem
+from leasekit.wire import REQUEST_HEADER, STORE_HEADER, Problem, decode_value
 from leasekit_http.way import Way, untrusted
 
 # Not by the first request: if another thread forks the process meanwhile, the child waits for ever for these imports.
@@ -350,7 +350,7 @@ _SECRET = re.compile(r"([\w+/=-]{4})(?=[\w+/=-]*\d)[\w+/=-]{8,}", re.ASCII)
 
 def _is_json(body: bytes) -> bool:
     try:
-        msgspec.json.decode(body)
+        decode_value(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True

@@ -8,6 +8,7 @@ import msgspec
 
 from leasekit.errors import ProtocolError
 from leasekit.task import HistoryEntry, Status, Task, TaskInfo, Verdict
+from leasekit.wire import decode_value, decoder_of
 from leasekit_redis.records import Granted, Past, Row, State, Stored, decode
 
 Word = int | str | list[int]  # a verdict as the scripts encode it
@@ -21,9 +22,8 @@ class _Content(msgspec.Struct):
     traceparent: str | None = None
 
 
-_content = msgspec.json.Decoder(_Content).decode
-_stored = msgspec.json.Decoder(Stored).decode
-_plain = msgspec.json.Decoder().decode
+_content = decoder_of(_Content).decode
+_stored = decoder_of(Stored).decode
 
 
 _GRANTED = msgspec.msgpack.Decoder(Granted)
@@ -33,7 +33,7 @@ def task(raw: msgspec.Raw, kind: str) -> Task:
     granted: Granted = decode(raw, _GRANTED)
     try:
         content = _content(granted.stored)
-        progress = _plain(granted.progress)
+        progress = decode_value(granted.progress)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"the record of task {granted.id!r} in Redis cannot be read: {error}") from None
     return Task(
@@ -112,7 +112,7 @@ def info(row: Row, kind: str) -> TaskInfo:
             fence=state.fence,
             at=moment(state.due),
             collection=stored.collection,
-            payload=_plain(stored.payload),
+            payload=decode_value(stored.payload),
             progress=_value(row.progress),
             result=_value(last.result if last else None),
             error=_value(last.error if last else None),
@@ -173,7 +173,7 @@ def _entry(run: Past) -> HistoryEntry:
 
 
 def _value(text: str | None) -> Any:
-    return None if text is None else _plain(text)
+    return None if text is None else decode_value(text)
 
 
 def _check_count(ids: Sequence[str], words: Sequence[Any]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from leasekit.task import Name, RetryPolicy, Task
+from leasekit.wire import decode_value
 from leasekit_aws.values import payload, text_of
 from leasekit_sqs.receipts import Receipt
 
@@ -139,7 +140,7 @@ def sent_at(message: Mapping[str, Any]) -> float | None:
 
 def _short(error: Any) -> str:
     """Return an error as one line of characters that SQS accepts."""
-    error = msgspec.json.decode(msgspec.json.encode(error))  # the error may be encoded JSON already
+    error = decode_value(msgspec.json.encode(error))  # the error may be encoded JSON already
     if isinstance(error, Mapping):
         about = cast("Mapping[str, Any]", error)
         error = f"{about.get('type', '')}: {about.get('message', '')}"

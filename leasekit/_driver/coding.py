@@ -18,6 +18,7 @@ from leasekit.codecs import Codec, Encoded
 from leasekit.errors import CannotDecode
 from leasekit.periodic import PeriodicInfo
 from leasekit.task import HistoryEntry, Page, Task, TaskInfo
+from leasekit.wire import decode_value
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ class Coding:
         if codec is None or not codec.errors or bytes(error) == _NULL:
             return error
         told: dict[str, Any] = {"message": f"(encoded with {codec.name})"}
-        match msgspec.json.decode(error):
+        match decode_value(error):
             case {"type": str(type_)}:
                 told = {"type": type_, **told}
             case _:
@@ -135,7 +136,7 @@ class Coding:
                 codec=name,
             )
         try:
-            return msgspec.json.decode(codec.decode(base64.b64decode(form.data, validate=True)))
+            return decode_value(codec.decode(base64.b64decode(form.data, validate=True)))
         except Exception as error:
             raise CannotDecode(
                 f"{what} cannot be decoded with {name!r} ({type(error).__qualname__}: {error}): it is damaged, or was "
@@ -151,5 +152,5 @@ CLEAR = Coding()
 
 def _digest(key: bytes, known_as: str, clear: bytes) -> str:
     # Sorted keys: the same JSON may be written in more than one way.
-    canonical = msgspec.json.encode(msgspec.json.decode(clear), order="sorted")
+    canonical = msgspec.json.encode(decode_value(clear), order="sorted")
     return blake2b(known_as.encode() + b"\0" + canonical, key=key, digest_size=16).hexdigest()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from leasekit.codecs import Encoded
+from leasekit.wire import decode_value
 
 
 def payload_identity(payload: Any) -> Any:
@@ -20,7 +21,7 @@ def payload_identity(payload: Any) -> Any:
 
 def payload_digest(payload: bytes) -> bytes:
     """Return the digest of a payload, given as JSON: 16 bytes, equal for two payloads if the payloads are equal."""
-    identity = msgspec.json.decode(payload)
+    identity = decode_value(payload)
     if b'"$codec"' in payload:  # few are: tens of thousands come each second
         identity = payload_identity(identity)
     return blake2b(msgspec.json.encode(identity, order="sorted"), digest_size=16).digest()

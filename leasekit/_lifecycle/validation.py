@@ -44,7 +44,6 @@ _FIRST, _LAST = (f"{at.replace(tzinfo=None).isoformat()}Z" for at in (wire.FIRST
 _NO_INSTANT = f"is out of reach: give an instant from {_FIRST} to {_LAST}"
 _OWN_DEPENDENCY = "names the task itself: it would never be ready"
 _NO_JSON = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-_decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.encode
 # `.tasks[3].retry.waits[1]`: the batch, the position in it, the field of the item.
 _PLACE = re.compile(r"\.(\w+)(?:\[(\d+)\](?:\.(.+))?)?", re.DOTALL)
@@ -398,7 +397,7 @@ def _decode_request(body: bytes, request_type: type[_R]) -> _R:
 def _with_integers(value: Raw, path: Sequence[str]) -> Raw:
     """Return JSON in which integral numbers at this path are written as integers, in all items of lists."""
     if not path:
-        number = _decode(value)
+        number = wire.decode_value(value)
         return Raw(b"%d" % number) if isinstance(number, float) and number.is_integer() else value
     step, *rest = path
     if step.startswith("["):

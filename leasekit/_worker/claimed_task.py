@@ -24,6 +24,7 @@ from leasekit._worker.handlers import Handler
 from leasekit.errors import Cancelled, CannotDecode, Draining, IdleTimeout, LeaseError, LeaseLost, NotYet
 from leasekit.hooks import log_fields
 from leasekit.task import Settlement, Task
+from leasekit.wire import decode_value
 
 logger = logging.getLogger("leasekit")
 
@@ -131,7 +132,7 @@ class ClaimedTask:
         task, progress = self.held.task, self.held.progress
         if self.is_new or progress is UNSET:
             return task
-        return replace(task, progress=msgspec.json.decode(msgspec.json.encode(progress)))
+        return replace(task, progress=decode_value(msgspec.json.encode(progress)))
 
     def interrupt(self) -> None:
         """Cancel a running async handler, without changing its lease."""
@@ -213,7 +214,7 @@ def _message(settlement: Settlement | None) -> str:
     """Return the message of an error such as a payload that does not fit. A value given to `fail` is for no log."""
     if settlement is None or settlement.error is None:
         return ""
-    match msgspec.json.decode(msgspec.json.encode(settlement.error)):  # most are encoded already
+    match decode_value(msgspec.json.encode(settlement.error)):  # most are encoded already
         case {"message": str(message)}:
             return message
         case _:

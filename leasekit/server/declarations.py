@@ -10,12 +10,13 @@ Rule 2: an older declaration takes effect again only when the newest has not bee
 """
 
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from leasekit._lifecycle.sameness import payload_identity
 from leasekit.server.store import KindRow, PeriodicRow
+from leasekit.wire import decode_value
 
 _Row = TypeVar("_Row", PeriodicRow, KindRow)
 
@@ -27,7 +28,7 @@ _KEPT = 10  # versions of which one is known as older
 
 def digest_of(data: bytes) -> str:
     """Return the digest of what is declared, given as JSON; of an encoded payload, its own digest counts."""
-    declared = msgspec.json.decode(data)
+    declared: dict[str, Any] = decode_value(data)
     payload = declared.get("payload")
     identity = payload_identity(payload)
     if identity is not payload:

@@ -49,6 +49,7 @@ from leasekit.task import (
     WorkerInfo,
 )
 from leasekit.tokens import AuditPage, TokenInfo
+from leasekit.wire import decode_value
 
 T = TypeVar("T")
 
@@ -428,7 +429,7 @@ def plain_info(info: TaskInfo) -> TaskInfo:
 
 def _decoded_value(value: Any) -> Any:
     try:
-        return msgspec.json.decode(value) if isinstance(value, Raw) else value
+        return decode_value(value) if isinstance(value, Raw) else value
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a value in the store is not JSON: {error}") from None
 

@@ -12,6 +12,7 @@ from leasekit.errors import Refused
 from leasekit.flow_info import FlowInfo, flow_info
 from leasekit.server.engine import Engine
 from leasekit.task import TaskInfo
+from leasekit.wire import decode_value
 
 KIND = "flow:"
 """How the kinds of steps begin."""
@@ -43,4 +44,4 @@ def _decoded(task: TaskInfo) -> TaskInfo:
 
 
 def _value(value: Any) -> Any:
-    return msgspec.json.decode(value) if isinstance(value, Raw) else value
+    return decode_value(value) if isinstance(value, Raw) else value

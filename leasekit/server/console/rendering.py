@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from leasekit.codecs import Encoded
 from leasekit.task import Status
+from leasekit.wire import decode_value
 
 _LONGEST_VALUE = 20_000  # characters of a user's value that a page shows
 _UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -137,7 +138,7 @@ def json_text(value: Any) -> str:
 
 def _encoded(raw: bytes) -> Encoded | None:
     """Return a user's value that a codec has encoded; None for a clear one."""
-    return Encoded.of(msgspec.json.decode(raw)) if b'"$codec"' in raw else None
+    return Encoded.of(decode_value(raw)) if b'"$codec"' in raw else None
 
 
 def json_line(value: Any, most: int = 120) -> str:
@@ -151,7 +152,7 @@ def json_line(value: Any, most: int = 120) -> str:
 
 def error_line(value: Any) -> str:
     """Return an error in one line: type and message without the traceback, or JSON in a form of its own."""
-    with_fields = msgspec.json.decode(value) if isinstance(value, Raw) else value
+    with_fields = decode_value(value) if isinstance(value, Raw) else value
     match with_fields:
         case {"type": str(kind), "message": str(message)}:
             return " ".join(f"{kind}: {message}".split())[:300]
@@ -161,7 +162,7 @@ def error_line(value: Any) -> str:
 
 def traceback_of(value: Any) -> str | None:
     """Return the traceback of an error, if it has one, for a block of its own."""
-    with_fields = msgspec.json.decode(value) if isinstance(value, Raw) else value
+    with_fields = decode_value(value) if isinstance(value, Raw) else value
     match with_fields:
         case {"traceback": str(text)}:
             return text[-_LONGEST_VALUE:]

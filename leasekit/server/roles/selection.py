@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Raw
 from msgspec.structs import fields
 
 from leasekit._lifecycle.states import RESCHEDULED
@@ -19,6 +18,7 @@ from leasekit.server.access import KindPatterns
 from leasekit.server.store import Filter, Run, Trigger, View
 from leasekit.server.store.damage import is_number
 from leasekit.task import TaskInfo, TaskSelection
+from leasekit.wire import decode_value
 
 LOOK = 20_000
 """Tasks that are looked at in one step: a few milliseconds."""
@@ -143,7 +143,7 @@ def last_run(runs: Sequence[Run]) -> Run | None:
 def _decoded(error: bytes | None) -> Any:
     """Return a stored error; None if there is none, or it is damaged: that matches nothing."""
     try:
-        return None if error is None else msgspec.json.decode(Raw(error))
+        return None if error is None else decode_value(error)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

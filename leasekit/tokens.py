@@ -7,14 +7,17 @@ import re
 import secrets
 from datetime import datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Literal, get_args
 from zlib import crc32
 
 from msgspec import Meta, Struct
 
+from leasekit.errors import ConfigError
+
 __all__ = [
     "SCOPES", "AuditEntry", "AuditPage", "KindPattern", "NewToken", "Scope", "TokenInfo", "digest_of", "is_secret",
-    "new_secret",
+    "new_secret", "read_secret",
 ]  # fmt: skip
 
 Scope = Literal["submit", "work", "read", "operate"]
@@ -118,6 +121,15 @@ def new_secret() -> str:
 def is_secret(text: str) -> bool:
     """Return whether a text has the form and the checksum of a secret."""
     return _FORM.fullmatch(text) is not None and _check_of(text[3:-_CHECK]) == text[-_CHECK:]
+
+
+def read_secret(path: str) -> str:
+    """Return the access token in a file. Raises `ConfigError` if there is none, without what the file has."""
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"the access token cannot be read from {path}: {why}") from None
 
 
 def digest_of(secret: str) -> bytes:

@@ -103,9 +103,9 @@ def connect(
 
     `http://a:8077,b:8077/prefix` names two addresses of the same service: while one does not answer, requests go to the
     other. `http+unix:///run/tasks.sock` names a socket of this machine. Without `headers` and `token`, those in
-    `LEASEKIT_HEADERS` and `LEASEKIT_TOKEN` are sent to the service of `LEASEKIT_URL`. A token is not sent over plain
-    `http://` to another machine, unless `plain_http`. Raises `ConfigError` if the URL or an option is wrong; the
-    message has neither the URL nor a header, the token or the proxy, which may hold a password.
+    `LEASEKIT_HEADERS`, `LEASEKIT_TOKEN_FILE` and `LEASEKIT_TOKEN` are sent to the service of `LEASEKIT_URL`. A token is
+    not sent over plain `http://` to another machine, unless `plain_http`. Raises `ConfigError` if the URL or an option
+    is wrong; the message has neither the URL nor a header, the token or the proxy, which may hold a password.
     """
     if url.startswith("http+unix://"):
         if not (ca is proxy is token is cert is None):

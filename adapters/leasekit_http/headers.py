@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from leasekit.errors import ConfigError
-from leasekit.tokens import is_secret
+from leasekit.tokens import is_secret, read_secret
 from leasekit.wire import REQUEST_HEADER
 
 __all__ = ["checked_headers", "has_token", "headers_of_environment", "token_of_environment", "with_token"]
 
 _VARIABLE = "LEASEKIT_HEADERS"
-_TOKEN = "LEASEKIT_TOKEN"  # noqa: S105 - the name of a variable
+_TOKEN, _TOKEN_FILE = "LEASEKIT_TOKEN", "LEASEKIT_TOKEN_FILE"
 _BEARER = "Bearer "
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
@@ -56,8 +56,15 @@ def headers_of_environment(url: str) -> dict[str, str]:
 
 
 def token_of_environment(url: str) -> str | None:
-    """Return the access token in the environment for this URL; None if the environment names another service."""
-    return None if url != os.environ.get("LEASEKIT_URL") else os.environ.get(_TOKEN, "").strip() or None
+    """Return the access token in the environment for this URL; None if the environment names another service.
+
+    Raises `ConfigError` if the file that it names cannot be read.
+    """
+    if url != os.environ.get("LEASEKIT_URL"):
+        return None
+    if file := os.environ.get(_TOKEN_FILE):
+        return read_secret(file)
+    return os.environ.get(_TOKEN, "").strip() or None
 
 
 def with_token(headers: dict[str, str], token: Any) -> dict[str, str]:

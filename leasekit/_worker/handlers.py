@@ -1,6 +1,7 @@
 """Handlers: a function, the kind of tasks that it runs, and the schema of their payload."""
 
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Sequence
@@ -127,10 +128,17 @@ class Handler:
             try:
                 payload = msgspec.convert(payload, self.schema, str_keys=True)
             except msgspec.ValidationError as error:
-                message = f"the payload does not fit handler {self.kind!r}: {error}"
+                what = _VALUE.sub(r"\1\2", str(error))
+                message = f"the payload does not fit handler {self.kind!r}: {what}"
                 held.fail({"type": "ValidationError", "message": message}, retry=False)
                 return None
         return (payload, held) if self.takes_held else (payload,)
+
+
+# What msgspec tells of a payload, which is in no log of leasekit.
+_VALUE = re.compile(
+    r"\A(Invalid (?:enum )?value|Object contains unknown field) .*?( - at (?:`key` in )?`\$[^`]*`)?\Z", re.S
+)
 
 
 def _complete(held: Lease, result: Any) -> None:

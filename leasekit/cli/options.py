@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -13,6 +12,7 @@ import typer
 from leasekit.client import ServiceOptions
 from leasekit.config import Heartbeats, duration
 from leasekit.errors import ConfigError
+from leasekit.tokens import read_secret
 
 DEFAULT_URL = "http://127.0.0.1:8077"
 
@@ -33,8 +33,6 @@ TokenFile = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        envvar="LEASEKIT_TOKEN_FILE",
-        show_envvar=False,
         help="A file with the access token. Or see LEASEKIT_TOKEN. [LEASEKIT_TOKEN_FILE]",
     ),
 ]
@@ -93,8 +91,7 @@ class Service(NamedTuple):
         plain_http: PlainHttp = False,
     ) -> "Service":
         options = service(header, ca, proxy)
-        # One of the environment is for HTTP services, and other backends take no token.
-        token = read_token(token_file) if token_file is not None and backend.startswith("http") else None
+        token = None if token_file is None else read_secret(token_file)
         more: ServiceOptions = {"token": token, "cert": cert, "plain_http": plain_http or None}
         return Service(backend, {**options, **more})
 
@@ -126,15 +123,6 @@ def labels(given: Sequence[str] | None) -> dict[str, str]:
         if "=" not in label:
             raise typer.BadParameter(f"{label!r} is not NAME=VALUE", param_hint="--label")
     return dict(label.split("=", 1) for label in given or ())
-
-
-def read_token(path: str) -> str:
-    """Return the access token in a file. Raises `ConfigError` if there is none, without what the file has."""
-    try:
-        return Path(path).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"the access token cannot be read from {path}: {why}") from None
 
 
 def service(header: Sequence[str] | None, ca: str | None, proxy: str | None) -> ServiceOptions:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def test_headers_come_from_the_environment(run: Run, server: str, monkeypatch: p
     assert "401" in run("stats", "--backend", server).stderr
     monkeypatch.setenv("LEASEKIT_HEADERS", f"authorization: {SECRET}")
     assert run("stats", "--backend", server).stdout == "k\tnew\t2\n"
+
+
+def test_a_token_file_is_read_also_where_the_code_of_the_worker_names_the_service(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named.py").write_text('import leasekit\nworker = leasekit.Worker("http://127.0.0.1:9")\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = run("work", "named:worker", "--no-supervise", "--token-file", "none.token")
+    assert (done.exit_code, done.stderr) == (
+        2, "leasekit work: the access token cannot be read from none.token: No such file or directory\n",
+    )  # fmt: skip
 
 
 def test_a_proxy_is_asked(run: Run, server: str, asked: list[BaseHTTPRequestHandler]) -> None:

@@ -3,8 +3,9 @@
 import logging
 import os
 import threading
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 
 import leasekit
@@ -83,12 +84,24 @@ def test_a_run_is_a_line_when_it_begins_and_one_when_it_has_ended(
 def count(payload: int) -> None: ...
 
 
+def choose(payload: dict[str, Literal["a"]]) -> None: ...
+
+
+class Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """None."""
+
+
+def fill(payload: Fields) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("handler", "why"),
     [
         (given_back, ""),  # what a handler says of its failure may be a secret
         (later, "; it is tried again, unless this was its last attempt"),
         (count, ": the payload does not fit handler 'k': Expected `int`, got `object`"),
+        (choose, ": the payload does not fit handler 'k': Invalid enum value - at `$[...]`"),
+        (fill, ": the payload does not fit handler 'k': Object contains unknown field"),
     ],
 )
 def test_a_failure_without_an_exception_has_the_reason_in_its_line_if_it_is_ours(

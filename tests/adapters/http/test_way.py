@@ -20,12 +20,13 @@ from tests.authority import Authority
 
 SECRET = "hunter2"
 PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
+TOKENS = ("LEASEKIT_TOKEN", "LEASEKIT_TOKEN_FILE")
 EMPTY = b'{"kinds":{}}'
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "LEASEKIT_URL", "LEASEKIT_HEADERS", "LEASEKIT_TOKEN", *PROXIES):
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "LEASEKIT_URL", "LEASEKIT_HEADERS", *TOKENS, *PROXIES):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
 
@@ -214,10 +215,15 @@ async def test_a_token_is_sent_with_each_request_and_is_in_no_repr(port: int, se
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("is_file", [False, True])
 async def test_a_token_of_the_environment_goes_to_the_service_of_the_environment_alone(
-    port: int, seen: Seen, monkeypatch: pytest.MonkeyPatch
+    port: int, seen: Seen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_file: bool
 ) -> None:
-    monkeypatch.setenv("LEASEKIT_TOKEN", secret := new_secret())
+    secret = new_secret()
+    if is_file:
+        (tmp_path / "token").write_text(f"{secret}\n")
+        monkeypatch.setenv("LEASEKIT_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("LEASEKIT_TOKEN", new_secret() if is_file else secret)
     monkeypatch.setenv("LEASEKIT_URL", f"http://127.0.0.1:{port}")
     await stats(f"http://localhost:{port}")
     assert secret.encode() not in seen[0]

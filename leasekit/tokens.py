@@ -97,10 +97,11 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
     target: str | None = None
     """What it was done to: the name of a kind, a collection, a worker, a periodic task, or a token; None: tasks."""
     fields: list[str] = []
-    """The names of what was given: of settings, or of the filters by which tasks were selected."""
+    """The names of the settings of a kind that were changed; otherwise of what was given, as the filters by which tasks
+    were selected."""
     count: int = 1
-    """How many tasks were changed; of what is set (gates, settings, periodic tasks, tokens): 1, also if it was so
-    already, and 0 if there is none."""
+    """How many things this request has changed: tasks, or the one that it sets (a gate, the settings of a kind, a
+    drain, a periodic task, a token). What was so already, a repeat, or what there is not counts 0."""
 
 
 class AuditPage(Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from leasekit.server.fair_queue import FairQueue
 from leasekit.server.histogram import Histogram
 from leasekit.server.http.events import Feed
 from leasekit.server.log_limit import LogLimit
-from leasekit.server.roles.audit import Note
+from leasekit.server.roles.audit import Counted, Note
 from leasekit.server.store import AuditRow, Contended, Locked, SharedStore, Store, Tx
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.tally import Tally
@@ -58,8 +58,7 @@ class RequestClass:
     apply: Callable[[UnitOfWork, Sequence[Any]], Sequence[Any]]  # maps requests to answers, by position
     capacity: int  # items that may wait in the queue of this class
     is_last: bool = False  # requests are applied after all others of their transaction; Rule 3 does not depend on this
-    count: Callable[[UnitOfWork, Any, Any], int | None] = lambda turn, request, answer: 1
-    """Return how many things a request has changed, given its answer, for the audit log; None: leave it out."""
+    is_act: bool = False  # the audit log tells of requests with a `Note`: what is applied gives `Counted` answers
 
 
 @dataclass(slots=True, eq=False)
@@ -183,6 +182,7 @@ class GroupCommit:
 
         Raises `Throttled` if the queue of its class is full, and `Unavailable` if the writer has ended.
         """
+        assert note is None or rank.is_act, f"nothing counts what {rank.name} change"  # noqa: S101 - as it says
         with self._wake:
             if not self._is_open:
                 raise Unavailable(self.fault or "the engine is closed")
@@ -314,8 +314,7 @@ class GroupCommit:
                     batch = [job for job in jobs if job.rank is rank]
                     if batch:
                         answers = rank.apply(turn, [job.request for job in batch])
-                        answered += zip(batch, answers, strict=True)
-                        _note(turn, rank, batch, answers)
+                        answered += zip(batch, _noted(turn, batch, answers) if rank.is_act else answers, strict=True)
                     if turn.over:
                         self._on_end(turn)
         except Unavailable as error:
@@ -379,14 +378,15 @@ def _merged(outcomes: Sequence[_Outcome]) -> _Outcome:
     return _Outcome(answered, readied, happened, [task_id for outcome in outcomes for task_id in outcome.ends])
 
 
-def _note(turn: UnitOfWork, rank: RequestClass, batch: Sequence[_Job], answers: Sequence[Any]) -> None:
-    """Write the entries of the audit log for requests that were applied."""
+def _noted(turn: UnitOfWork, batch: Sequence[_Job], counted: Sequence[Counted[Any]]) -> list[Any]:
+    """Write the entries of the audit log for requests that were applied; return their answers."""
     rows: list[AuditRow] = []
-    for job, answer in zip(batch, answers, strict=True):
-        if job.note is not None and (count := rank.count(turn, job.request, answer)) is not None:
-            rows.append(job.note.row(turn, count))
+    for job, done in zip(batch, counted, strict=True):
+        if job.note is not None and done.changed is not None:
+            rows.append(job.note.row(turn, done.changed, done.fields))
     if rows:
         turn.tx.add_audit(rows)
+    return [done.answer for done in counted]
 
 
 def resolve(future: "asyncio.Future[Any]", result: Any) -> None:

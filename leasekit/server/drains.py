@@ -8,7 +8,7 @@ from leasekit.server.clock import Clock
 from leasekit.server.commit import GroupCommit
 from leasekit.server.fleet import SEEN_FOR, Fleet
 from leasekit.server.readers import Readers
-from leasekit.server.request_classes import SET_DRAIN
+from leasekit.server.request_classes import NOTE, SET_DRAIN
 from leasekit.server.roles.audit import Note
 from leasekit.server.roles.drains import DrainChange
 from leasekit.server.store import DrainRow
@@ -42,6 +42,8 @@ class Drains:
     async def drain(self, worker: str, *, by: str | None, note: Note | None = None) -> WorkerInfo | None:
         """Have a worker finish what it holds, take nothing new, and stop; None: no such worker is known."""
         if await self._fleet.worker(worker) is None:
+            if note is not None:
+                await self._commit.ask(NOTE, None, size=1, note=note)
             return None
         await self._commit.ask(SET_DRAIN, DrainChange(worker, by), size=1, note=note)
         self._wake([worker])

@@ -26,11 +26,11 @@ from leasekit.server.roles import (
     rescheduling,
     tokens,
 )
-from leasekit.server.roles.periodic import Change as PeriodicChange
+from leasekit.server.roles.audit import Counted, together
 from leasekit.server.store.routes import route_of
 from leasekit.server.sweeper import SWEEPING
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import KindInfo, NewTask, Redriven, Settlement, Verdict
+from leasekit.task import NewTask, Settlement
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
@@ -76,50 +76,26 @@ def _each(role: Callable[[UnitOfWork], _V]) -> Callable[[UnitOfWork, Sequence[An
     return lambda turn, requests: [role(turn) for _ in requests]
 
 
-def _cancelled(turn: UnitOfWork, request: Any, answer: Sequence[tuple[Verdict, str | None]]) -> int:
-    return sum(verdict.verdict in ("cancelled", "cancel_requested") for verdict, _ in answer)
-
-
-def _redriven(turn: UnitOfWork, request: Any, answer: Redriven) -> int:
-    return sum(verdict.verdict == "redriven" for verdict in answer.tasks)
-
-
-def _periodic_changed(turn: UnitOfWork, change: PeriodicChange, answer: Any) -> int | None:
-    """Return 1, 0 if there was nothing to change, or None for code that declares what is there already."""
-    if answer is None:
-        return 0
-    return None if isinstance(change, periodic.Put) and change.is_declared and answer.changed_at != turn.now else 1
-
-
-def _kind_changed(turn: UnitOfWork, change: kinds.KindChange, answer: KindInfo | None) -> int | None:
-    """Return 1, or None for code that declares what is there already."""
-    return None if change.is_declared and answer is not None and answer.changed_at != frontend.moment(turn.now) else 1
-
-
-def _whether(turn: UnitOfWork, request: Any, answer: Any) -> int:
-    return int(answer is not None)
+def _cancel(turn: UnitOfWork, requests: Sequence[Sequence[frontend.Cancel]]) -> list[Counted[Any]]:
+    return [together(parts) for parts in _itemwise(frontend.cancel)(turn, requests)]
 
 
 HEARTBEAT = RequestClass("heartbeats", _itemwise(hsc.heartbeat), 100_000)
 RELEASE = RequestClass("releases", _itemwise(hsc.results), 100_000)
 RESULTS = RequestClass("results", _itemwise(hsc.results), 50_000)
 REAP = RequestClass("reapings", _each(consumer.look), 10)
-CANCEL = RequestClass("cancels", _itemwise(frontend.cancel), 10_000, count=_cancelled)
+CANCEL = RequestClass("cancels", _cancel, 10_000, is_act=True)
 CLAIM = RequestClass("claims", claims.claim, 20_000, is_last=True)  # last: claims get what the others make ready
 SCHEDULE = RequestClass("schedules", _itemwise(frontend.schedule), 20_000)
 REDRIVE = RequestClass(
-    "redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000, count=_redriven
+    "redrives", lambda turn, plans: [redrive.redrive(turn, plan) for plan in plans], 10_000, is_act=True
 )
-RESCHEDULE = RequestClass("reschedules", rescheduling.reschedule, 10_000)
-CANCEL_MATCHING = RequestClass("bulk cancels", bulk.cancel, 1000, count=_cancelled)
-RESCHEDULE_MATCHING = RequestClass(
-    "bulk reschedules", bulk.reschedule, 1000, count=lambda turn, request, answer: len(answer)
-)
-SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True, count=_kind_changed)  # last: see `KindDefaults`
-SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True)  # last: see `KindDefaults`
-SET_DRAIN = RequestClass(  # last: as above
-    "drains", drains.change, 1000, is_last=True, count=lambda turn, change, is_changed: int(is_changed)
-)
+RESCHEDULE = RequestClass("reschedules", rescheduling.reschedule, 10_000, is_act=True)
+CANCEL_MATCHING = RequestClass("bulk cancels", bulk.cancel, 1000, is_act=True)
+RESCHEDULE_MATCHING = RequestClass("bulk reschedules", bulk.reschedule, 1000, is_act=True)
+SET_KIND = RequestClass("kinds", kinds.change, 1000, is_last=True, is_act=True)  # last: see `KindDefaults`
+SET_GATE = RequestClass("gates", gates.change, 1000, is_last=True, is_act=True)  # last: see `KindDefaults`
+SET_DRAIN = RequestClass("drains", drains.change, 1000, is_last=True, is_act=True)  # last: as above
 KEEP_GATES = RequestClass(
     "gatekeepings", lambda turn, asked: [gates.keep(turn, most=gates.STEP)] * len(asked), 10_000, is_last=True
 )
@@ -127,11 +103,11 @@ CANCEL_CHAIN = RequestClass("chains", chains.mark, 1000, is_last=True)  # last: 
 KEEP_FOLLOWERS = RequestClass("followings", _each(following.keep), 10_000)
 FIRE = RequestClass("firings", _each(firing.fire), 10_000)
 MINUTES = RequestClass("minutes", write_minutes, 50_000)
-SET_PERIODIC = RequestClass("periodic tasks", periodic.change, 1000, count=_periodic_changed)
-SET_TOKEN = RequestClass("access tokens", tokens.change, 1000, is_last=True, count=_whether)  # last: as above
+SET_PERIODIC = RequestClass("periodic tasks", periodic.change, 1000, is_act=True)
+SET_TOKEN = RequestClass("access tokens", tokens.change, 1000, is_last=True, is_act=True)  # last: as above
 USE_TOKENS = RequestClass("uses of access tokens", tokens.use, 1000)
 SESSION = RequestClass("sessions of the console", tokens.change_sessions, 1000)
-NOTE = RequestClass("entries of the audit log", _each(lambda turn: None), 1000, count=lambda turn, request, answer: 0)
+NOTE = RequestClass("entries of the audit log", _each(lambda turn: Counted(None, 0)), 1000, is_act=True)
 PROBE = RequestClass("probes", _each(lambda turn: turn.tx.probe_write()), 100)
 
 SURVIVAL = (

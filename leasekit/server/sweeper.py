@@ -14,9 +14,9 @@ from leasekit.server.access import KindPatterns
 from leasekit.server.clock import Clock
 from leasekit.server.commit import RequestClass
 from leasekit.server.roles import audit, retention, tokens
-from leasekit.server.roles.audit import Note
+from leasekit.server.roles.audit import Counted, Note
 from leasekit.server.roles.frontend import NAME_UNUSED
-from leasekit.server.roles.retention import Chosen
+from leasekit.server.roles.retention import Chosen, Removal
 from leasekit.server.roles.selection import Found, Named, Search
 from leasekit.server.store import View
 from leasekit.server.unit_of_work import UnitOfWork
@@ -137,11 +137,11 @@ def _forget(turn: UnitOfWork, requests: Sequence[float]) -> list[bool]:
     return [retention.forget_claims(turn, older_than=age) for age in requests]
 
 
-def _vacuum(turn: UnitOfWork, requests: Sequence[int]) -> Sequence[int]:
+def _vacuum(turn: UnitOfWork, requests: Sequence[int]) -> list[Counted[None]]:
     for free in requests:
         if free:
             turn.tx.give_back(most=_VACUUM_STEP)
-    return requests
+    return [Counted(None, int(free > 0)) for free in requests]
 
 
 def _forget_acts(turn: UnitOfWork, requests: Sequence[None]) -> list[bool]:
@@ -149,13 +149,14 @@ def _forget_acts(turn: UnitOfWork, requests: Sequence[None]) -> list[bool]:
     return [audit.forget(turn, limit=retention.FORGET_BATCH) for _ in requests]
 
 
-def _removed(turn: UnitOfWork, request: Any, answer: Purged) -> int:
-    return sum(count for counts in answer.kinds.values() for count in counts.values())
+def _purge(turn: UnitOfWork, requests: Sequence[Removal]) -> list[Counted[Purged]]:
+    answers = retention.remove(turn, requests)
+    return [Counted(answer, sum(sum(of_kind.values()) for of_kind in answer.kinds.values())) for answer in answers]
 
 
-PURGE = RequestClass("purges", retention.remove, 10_000, count=_removed)
+PURGE = RequestClass("purges", _purge, 10_000, is_act=True)
 NAMES = RequestClass("names", retention.remove_names, 10_000)
 FORGET = RequestClass("forgettings", _forget, 10_000)
-VACUUM = RequestClass("vacuums", _vacuum, 10_000)
+VACUUM = RequestClass("vacuums", _vacuum, 10_000, is_act=True)
 FORGET_ACTS = RequestClass("forgettings of acts", _forget_acts, 10_000, is_last=True)  # last: `begin_change`
 SWEEPING = (PURGE, NAMES, FORGET, FORGET_ACTS, VACUUM)

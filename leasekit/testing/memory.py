@@ -41,6 +41,7 @@ from leasekit.server.roles import (
     start_deadlines,
     task_infos,
 )
+from leasekit.server.roles.audit import together
 from leasekit.server.roles.cancel_hints import CancelHints
 from leasekit.server.roles.directory import Directory, only_node
 from leasekit.server.roles.gates import GateChange
@@ -177,8 +178,8 @@ class MemoryService:
     async def cancel(self, ids: Sequence[str]) -> list[Verdict]:
         """Cancel tasks: one verdict for each, in order."""
         with self._turn() as turn:
-            verdicts = frontend.cancel(turn, [*map(frontend.Cancel, ids)])
-        return self._cancel_hints.tell(verdicts)
+            verdicts = together(frontend.cancel(turn, [*map(frontend.Cancel, ids)]))
+        return self._cancel_hints.tell(verdicts.answer)
 
     async def cancel_chain(self, request: ChainRequest) -> ChainCancelled:
         """Cancel the tasks of a chain that have not ended, and those that come later."""
@@ -199,23 +200,23 @@ class MemoryService:
             plan = redrive.plan(turn.tx, request, None if search is None else search.whole(turn.tx))
             if request.dry_run:
                 return redrive.look(turn.tx, plan, now=turn.now)
-            answer = redrive.redrive(turn, plan)
+            answer = redrive.redrive(turn, plan).answer
         self._bell.ring()
         return answer
 
     async def reschedule(self, task_id: str, wanted: RescheduleRequest, *, by: str | None) -> Rescheduled | None:
         """Give a waiting task another due time or priority; None: unknown. Raises `Refused` if it does not wait."""
         with self._turn() as turn:
-            (answer,) = rescheduling.reschedule(turn, [rescheduling.Reschedule(task_id, wanted, by)])
+            (done,) = rescheduling.reschedule(turn, [rescheduling.Reschedule(task_id, wanted, by)])
         self._bell.ring()
-        return rescheduling.told(answer)
+        return rescheduling.told(done.answer)
 
     async def cancel_matching(self, request: CancelMatchingRequest) -> Matched:
         """Do a step of the cancel of all tasks that match, or of its dry run."""
         with self._turn() as turn:
             act = bulk.begin(turn.tx, request, now=turn.now)
             found = act.search.whole(turn.tx)
-            (cancelled,) = [[]] if act.is_dry else bulk.cancel(turn, [bulk.Change(found.rows)])
+            cancelled = [] if act.is_dry else bulk.cancel(turn, [bulk.Change(found.rows)])[0].answer
         return act.answer(found, {verdict.id for verdict in self._cancel_hints.tell(cancelled)})
 
     async def reschedule_matching(self, request: RescheduleMatchingRequest, *, by: str | None) -> Matched:
@@ -224,7 +225,7 @@ class MemoryService:
             act = bulk.begin(turn.tx, request, now=turn.now)
             found = act.search.whole(turn.tx)
             change = bulk.Change(found.rows, request.change, by)
-            (changed,) = [[]] if act.is_dry else bulk.reschedule(turn, [change])
+            changed = [] if act.is_dry else bulk.reschedule(turn, [change])[0].answer
         self._bell.ring()
         return act.answer(found, changed)
 
@@ -345,8 +346,8 @@ class MemoryService:
         """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on."""
         kinds.check_kind(kind)
         with self._turn() as turn:
-            (info,) = kinds.change(turn, [kinds.KindChange(kind, settings, by, is_declared)])
-        return info
+            (done,) = kinds.change(turn, [kinds.KindChange(kind, settings, by, is_declared)])
+        return done.answer
 
     async def gates(self) -> list[GateInfo]:
         """Return the closed gates: those of kinds, then those of collections, sorted by name."""
@@ -356,11 +357,11 @@ class MemoryService:
     async def set_gate(self, change: GateChange) -> GateInfo | None:
         """Close or open a gate."""
         with self._turn() as turn:
-            (info,) = gates.change(turn, [change])
+            (done,) = gates.change(turn, [change])
         with self._turn() as turn:
             turn.kinds.read(turn.tx)  # for `_keep_gates`
         self._bell.ring()
-        return info
+        return done.answer
 
     async def periodics(self, *, after: str = "", limit: int = 100) -> list[PeriodicInfo]:
         """Return the first periodic tasks whose names come after `after`, each with its next firing."""
@@ -378,7 +379,7 @@ class MemoryService:
         if isinstance(change, periodic.Put):
             periodic.check(change.name, change.task)
         with self._turn() as turn:
-            (answer,) = periodic.change(turn, [change])
+            answer = periodic.change(turn, [change])[0].answer
         self._bell.ring()
         return periodic.info(answer, count=1) if isinstance(answer, PeriodicRow) else answer
 

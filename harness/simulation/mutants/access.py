@@ -445,7 +445,7 @@ _OF_THE_LOG = tested(
     "a history has no operators with access tokens",
     """
 acts-unnoted: Acts of operators are not noted.
-server.commit:_note
+server.commit:_noted
 - if rows:
 -     turn.tx.add_audit(rows)
 + pass
@@ -458,10 +458,82 @@ server.roles.audit:names_of
 tests/server/http/test_http_access.py::test_the_log_has_names_and_no_values[sqlite]
 
 removals-noted: The log has that a periodic task of a foreign kind was removed, which is there.
-server.request_classes:_periodic_changed
-- answer is None
-+ answer is None and not isinstance(change, periodic.Remove)
+server.roles.periodic:_counted
+- int(answer is not None)
++ 1
 tests/server/http/test_http_access.py::test_the_log_tells_what_was_removed_from_what_was_left[sqlite]
+
+cancels-counted-again: The log counts tasks that were cancelled already.
+server.roles.frontend:cancel
+- int(after is not before)
++ 1
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_what_was_so_already[sqlite-cancel]
+
+redrives-counted-again: The log counts the tasks of a redrive again when it is repeated.
+server.roles.redrive:redrive
+- len(saved)
++ len(plan.ids)
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_a_repeat[sqlite]
+
+reschedules-counted-again: The log counts the repeat of a reschedule.
+server.roles.rescheduling:_Desk.reschedule
+- Counted(self._answer(row), 0)
++ Counted(self._answer(row), 1)
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_a_repeat[sqlite]
+
+refused-reschedules-counted: The log has that a task was rescheduled that had ended.
+server.roles.rescheduling:_Desk.reschedule
+- Counted(fault, 0)
++ Counted(fault, 1)
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_a_reschedule_that_is_refused[sqlite]
+
+open-gates-counted: The log has that a gate was opened that was open.
+server.roles.gates:change
+- int(is_closed if new.mode == OPEN else new is not old)
++ 1
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_what_was_so_already[sqlite-open_kind]
+
+same-settings-counted: The log has that settings were changed that were the same already.
+server.roles.kinds:_counted
+- int(is_change)
++ 1
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_what_was_so_already[sqlite-set_kind]
+
+same-periodic-counted: The log has that a periodic task was changed that was the same already.
+server.roles.periodic:_counted
+- int(is_change)
++ 1
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_what_was_so_already[sqlite-set_periodic]
+
+revocations-counted-again: The log has that a token was revoked that was revoked already.
+server.roles.tokens:_changed
+- int(new is not old)
++ 1
+tests/server/http/test_http_access.py::test_the_log_counts_the_revocation_of_a_token_once[sqlite]
+
+tokens-counted-again: The log has that a token was made twice, as the request was repeated.
+server.roles.tokens:_changed
+- int(made is not rows.get(made.id))
++ 1
+tests/server/http/test_http_access.py::test_the_log_counts_nothing_for_what_was_so_already[sqlite-create_token]
+
+settings-that-stayed-named: The log names the settings that a request has, and not those that it has changed.
+server.commit:_noted
+- job.note.row(turn, done.changed, done.fields)
++ job.note.row(turn, done.changed)
+tests/server/http/test_http_access.py::test_the_log_names_the_settings_of_a_kind_that_were_changed[sqlite]
+
+nulls-unnamed: The log leaves out what was given as null.
+server.roles.audit:names_of
+- (UNSET, [], _default(field))
++ (None, UNSET, [], _default(field))
+tests/server/http/test_http_access.py::test_the_log_names_what_was_given_as_null[sqlite]
+
+unknown-workers-unnoted: The drain of a worker that is unknown is not in the log.
+server.drains:Drains.drain
+- note is not None
++ False
+tests/server/http/test_http_access.py::test_the_log_has_the_drain_of_a_worker_that_is_unknown[sqlite]
 
 submitters-noted: What submitters do every day is in the log.
 server.http.request:ApiRequest.note_of_operator

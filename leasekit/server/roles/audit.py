@@ -3,11 +3,14 @@
 Rule 1: each request of an operator writes one entry, even if it finds nothing to change. A dry run writes none.
 Rule 2: an entry has names (of kinds, settings, filters, of the task or chain that a request is for) and numbers, and
 no value that a client has sent.
+Rule 3: its count is how many things its own request has changed: tasks, or the kind, gate, drain, periodic task or
+access token that was to change. What was so already, a repeat has found done, or a request names twice, counts once at
+most.
 """
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import NODEFAULT, UNSET, Struct
@@ -18,8 +21,25 @@ from leasekit.server.store import AuditRow, View
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.tokens import AuditEntry, AuditPage
 
+_T = TypeVar("_T")
+
 KEPT = 365 * 86400.0
 """Seconds for which entries are kept."""
+
+
+class Counted(NamedTuple, Generic[_T]):
+    """The answer to a request, or to a part of one, and what the audit log tells of what it has changed."""
+
+    answer: _T
+    changed: int | None
+    """How many things it has changed (Rule 3); None: it is left out of the log."""
+    fields: Sequence[str] | None = None
+    """The names of what it has changed; None: those of what was given."""
+
+
+def together(parts: Sequence[Counted[_T]]) -> Counted[list[_T]]:
+    """Return the answers to the parts of a request, with what all have changed."""
+    return Counted([part.answer for part in parts], sum(part.changed or 0 for part in parts))
 
 
 class Note(NamedTuple):
@@ -31,11 +51,11 @@ class Note(NamedTuple):
     fields: Sequence[str] = ()
     worker: str | None = None
 
-    def row(self, turn: UnitOfWork, count: int) -> AuditRow:
+    def row(self, turn: UnitOfWork, count: int, fields: Sequence[str] | None = None) -> AuditRow:
         (entry_id,) = uuid7s(1, turn.now, turn.random)
-        fields = ",".join(sorted(self.fields))
+        names = ",".join(sorted(self.fields if fields is None else fields))
         by, token_id = self.by.name, self.by.token_id
-        return AuditRow(entry_id, turn.now, by, token_id, self.worker, self.act, self.target, fields, count)
+        return AuditRow(entry_id, turn.now, by, token_id, self.worker, self.act, self.target, names, count)
 
 
 def the_one(ids: Sequence[str] | None) -> str | None:
@@ -48,7 +68,7 @@ def names_of(values: Struct) -> list[str]:
     return [
         field.encode_name
         for field in msgspec.structs.fields(values)
-        if field.name not in _OF_EVERY_STEP and getattr(values, field.name) not in (None, UNSET, [], _default(field))
+        if field.name not in _OF_EVERY_STEP and getattr(values, field.name) not in (UNSET, [], _default(field))
     ]
 
 

@@ -21,6 +21,7 @@ from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.access import KindPatterns
 from leasekit.server.roles import frontend, rescheduling
+from leasekit.server.roles.audit import Counted, together
 from leasekit.server.roles.selection import AFTER_ALL, Found, Search, of_kinds, split
 from leasekit.server.store import Trigger, View
 from leasekit.server.unit_of_work import UnitOfWork
@@ -96,21 +97,22 @@ def _bounds(token: str, digest: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def cancel(turn: UnitOfWork, changes: Sequence[Change]) -> list[list[tuple[Verdict, str | None]]]:
+def cancel(turn: UnitOfWork, changes: Sequence[Change]) -> list[Counted[list[tuple[Verdict, str | None]]]]:
     """Cancel the tasks that are what they were when they were found."""
-    return [frontend.cancel(turn, [*map(frontend.Cancel, _unchanged(turn, change.rows))]) for change in changes]
+    wanted = ([*map(frontend.Cancel, _unchanged(turn, change.rows))] for change in changes)
+    return [together(frontend.cancel(turn, requests)) for requests in wanted]
 
 
-def reschedule(turn: UnitOfWork, changes: Sequence[Change]) -> list[list[str]]:
+def reschedule(turn: UnitOfWork, changes: Sequence[Change]) -> list[Counted[list[str]]]:
     """Reschedule the tasks that wait as they did when they were found; return their ids."""
     return [_rescheduled(turn, change) for change in changes]
 
 
-def _rescheduled(turn: UnitOfWork, change: Change) -> list[str]:
+def _rescheduled(turn: UnitOfWork, change: Change) -> Counted[list[str]]:
     assert change.to is not None  # noqa: S101 - a reschedule says what to
     wanted = [rescheduling.Reschedule(task_id, change.to, change.by) for task_id in _unchanged(turn, change.rows)]
-    answers = rescheduling.reschedule(turn, wanted)
-    return [answer.id for answer in answers if isinstance(answer, Rescheduled)]
+    done = together(rescheduling.reschedule(turn, wanted))
+    return Counted([answer.id for answer in done.answer if isinstance(answer, Rescheduled)], done.changed)
 
 
 def _unchanged(turn: UnitOfWork, rows: Iterable[Trigger]) -> list[str]:

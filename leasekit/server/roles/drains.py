@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from leasekit.errors import Refused
+from leasekit.server.roles.audit import Counted
 from leasekit.server.store import DrainRow
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task.words import NAME_PREFIXES
@@ -44,10 +45,11 @@ def holds(drains: Mapping[str, DrainRow], claim: Claimant) -> bool:
     return not all(kind.startswith(NAME_PREFIXES) for kind in claim.kinds)
 
 
-def change(turn: UnitOfWork, changes: Sequence[DrainChange]) -> list[bool]:
+def change(turn: UnitOfWork, changes: Sequence[DrainChange]) -> list[Counted[bool]]:
     """Mark workers, or remove their marks; return for each whether that has changed anything."""
     marks = {row.worker: row for row in turn.tx.drains()}
-    return [_changed(turn, wanted, marks) for wanted in changes]
+    done = [_changed(turn, wanted, marks) for wanted in changes]
+    return [Counted(is_changed, int(is_changed)) for is_changed in done]
 
 
 def _changed(turn: UnitOfWork, wanted: DrainChange, marks: dict[str, DrainRow]) -> bool:

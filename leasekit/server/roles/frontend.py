@@ -16,6 +16,7 @@ from leasekit.ids import uuid7s
 from leasekit.named import PREFIXES
 from leasekit.server.access import KindPatterns
 from leasekit.server.roles import chains, circles, following, start_deadlines
+from leasekit.server.roles.audit import Counted
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.store import Deadline, Dedupe, Entity, Trigger
 from leasekit.server.store.gates import PARKED_AT
@@ -346,7 +347,7 @@ class Cancel(NamedTuple):
     """The kinds of the caller's tasks (None: of all): to others, a task of another kind is unknown."""
 
 
-def cancel(turn: UnitOfWork, requests: Sequence[Cancel]) -> list[tuple[Verdict, str | None]]:
+def cancel(turn: UnitOfWork, requests: Sequence[Cancel]) -> list[Counted[tuple[Verdict, str | None]]]:
     """Cancel tasks: end waiting tasks at once, and request the cancel of running ones from their holders.
 
     Each verdict comes with the worker that holds the task, if its cancel was requested now.
@@ -357,16 +358,18 @@ def cancel(turn: UnitOfWork, requests: Sequence[Cancel]) -> list[tuple[Verdict, 
     over = [row for row in rows.values() if has_lapsed(row, turn.instant)]
     for row in lapse(turn, over):
         rows[row.id] = changed[row.id] = row
-    verdicts: list[tuple[Verdict, str | None]] = []
+    verdicts: list[Counted[tuple[Verdict, str | None]]] = []
     for task_id, kinds in requests:
         if task_id not in rows or not (kinds is None or kinds.match(rows[task_id].kind)):
-            verdicts.append((Verdict(id=task_id, verdict="gone", reason="unknown"), None))
+            verdicts.append(Counted((Verdict(id=task_id, verdict="gone", reason="unknown"), None), 0))
             continue
-        after = cancelled(rows[task_id], now=turn.now)
-        if after is not rows[task_id]:
+        before = rows[task_id]
+        after = cancelled(before, now=turn.now)
+        if after is not before:
             rows[task_id] = changed[task_id] = after
             turn.tell("cancelled" if after.status is Status.CANCELLED else "cancel_requested", after)
-        verdicts.append((_cancel_verdict(after), after.owner if after.cancel_requested else None))
+        told = _cancel_verdict(after), after.owner if after.cancel_requested else None
+        verdicts.append(Counted(told, int(after is not before)))
     turn.tx.save(list(changed.values()))
     return verdicts
 

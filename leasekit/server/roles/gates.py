@@ -19,6 +19,7 @@ from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.fair_lane import FairLane
 from leasekit.server.key_rooms import release_kinds
+from leasekit.server.roles.audit import Counted
 from leasekit.server.roles.frontend import LAST_MOMENT
 from leasekit.server.roles.task_infos import gate_info
 from leasekit.server.store import GateRow, Lane, Trigger, View
@@ -81,14 +82,15 @@ class Gated(NamedTuple):
         return GateChange(*self, OPEN, None, None, None, by)
 
 
-def change(turn: UnitOfWork, changes: Sequence[GateChange]) -> list[GateInfo | None]:
+def change(turn: UnitOfWork, changes: Sequence[GateChange]) -> list[Counted[GateInfo | None]]:
     """Close or open gates. A gate that is the same already is left as it is."""
     rows = {row[:2]: row for row in turn.tx.gates()}
-    answers: list[GateInfo | None] = []
+    answers: list[Counted[GateInfo | None]] = []
     for wanted in changes:
         key, old = (wanted.scope, wanted.name), rows.get((wanted.scope, wanted.name))
+        is_closed = old is not None and old.holds(turn.now)
         new = GateRow(*key, wanted.mode, _until(turn, wanted), wanted.reason, turn.now, wanted.by)
-        if old is not None and old.holds(turn.now) and old[:5] == new[:5]:
+        if old is not None and is_closed and old[:5] == new[:5]:
             new = old
         elif new.mode != OPEN:
             if old is None and len(rows) >= (most := _MOST if wanted.has_all_kinds else _MOST_OF_SOME):
@@ -100,7 +102,8 @@ def change(turn: UnitOfWork, changes: Sequence[GateChange]) -> list[GateInfo | N
         elif old is not None and old.mode != OPEN:
             _begin_to_open(turn, old, by=wanted.by, most=STEP)
         rows[key] = new
-        answers.append(None if new.mode == OPEN else gate_info(new))
+        count = int(is_closed if new.mode == OPEN else new is not old)
+        answers.append(Counted(None if new.mode == OPEN else gate_info(new), count))
     return answers
 
 

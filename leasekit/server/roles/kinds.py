@@ -13,6 +13,7 @@ from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.declarations import declare, digest_of
 from leasekit.server.key_rooms import release_kinds
+from leasekit.server.roles.audit import Counted
 from leasekit.server.roles.frontend import moment
 from leasekit.server.rooms import Rooms
 from leasekit.server.store import KindRow, View
@@ -41,21 +42,33 @@ def check_kind(kind: str) -> None:
         raise Refused(f"the kind {kind!r} {detail}", errors=[{"field": "kind", "detail": detail}])
 
 
-def change(turn: UnitOfWork, changes: Sequence[KindChange]) -> list[KindInfo | None]:
+def change(turn: UnitOfWork, changes: Sequence[KindChange]) -> list[Counted[KindInfo | None]]:
     """Replace the settings of kinds. Settings that are the same already are left as they are."""
     rows = {row.name: row for row in turn.tx.kinds()}
     if not all(_is_repeat(rows.get(wanted.kind), wanted, turn.now) for wanted in changes):
         turn.tx.begin_change()  # what is read from here on, no other node changes meanwhile
         rows = {row.name: row for row in turn.tx.kinds()}
-    answers: list[KindInfo | None] = []
+    answers: list[Counted[KindInfo | None]] = []
     for wanted in changes:
         old = rows.get(wanted.kind, KindRow(wanted.kind, None, turn.now, None, 0))
         new = rows[wanted.kind] = _declared(old, wanted, turn.now) if wanted.is_declared else _set(old, wanted)
         if new.settings != old.settings:
             rows[wanted.kind] = new = new._replace(changed_at=turn.now, changed_by=wanted.by)
         _write(turn, old, new)
-        answers.append(_info(new))
+        answers.append(_counted(old, new, wanted))
     return answers
+
+
+def _counted(old: KindRow, new: KindRow, wanted: KindChange) -> Counted[KindInfo | None]:
+    is_change = new.settings != old.settings
+    is_repeat = wanted.is_declared and not is_change  # as most declarations are, which are not to fill the log
+    return Counted(_info(new), None if is_repeat else int(is_change), _differing(decoded(old), decoded(new)))
+
+
+def _differing(old: KindSettings | None, new: KindSettings | None) -> list[str]:
+    """Return the names of the settings in which these differ."""
+    before, after = given(old or KindSettings()), given(new or KindSettings())
+    return [name for name in {**before, **after} if before.get(name, UNSET) != after.get(name, UNSET)]
 
 
 def _is_repeat(row: KindRow | None, wanted: KindChange, now: float) -> bool:
@@ -84,8 +97,7 @@ def _merged(row: KindRow, declared: KindSettings) -> KindSettings:
     current = decoded(row)
     if current is None:
         return declared
-    before, after = given(_declaration(row) or KindSettings()), given(declared)
-    changed = {name for name in {**before, **after} if before.get(name, UNSET) != after.get(name, UNSET)}
+    after, changed = given(declared), set(_differing(_declaration(row), declared))
     merged = {name: value for name, value in given(current).items() if name not in changed}
     try:
         return KindSettings(**merged, **{name: after[name] for name in changed & after.keys()})

@@ -22,6 +22,7 @@ from leasekit.periodic import PeriodicInfo, PeriodicTask, PeriodicTaskItem
 from leasekit.server import firings
 from leasekit.server.access import KindPatterns
 from leasekit.server.declarations import declare, digest_of
+from leasekit.server.roles.audit import Counted
 from leasekit.server.roles.firing import decoded, fire_one, new_task, note, noted, save, schedule_firings
 from leasekit.server.roles.frontend import moment
 from leasekit.server.store import Contended, PeriodicRow, View
@@ -85,16 +86,27 @@ def check(name: str, task: PeriodicTask) -> None:
             raise Refused(f"the {field} {text!r} {detail}", errors=[{"field": field, "detail": detail}])
 
 
-def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[PeriodicRow | Scheduled | None]:
+def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[Counted[PeriodicRow | Scheduled | None]]:
     """Change periodic tasks; the answer is None where there is none of this name and of the given kinds.
 
     The answer to `Remove` is what was removed.
     """
-    return [_changed(turn, wanted) for wanted in changes]
+    return [_counted(turn, wanted) for wanted in changes]
 
 
-def _changed(turn: UnitOfWork, wanted: Change) -> PeriodicRow | Scheduled | None:
+def _counted(turn: UnitOfWork, wanted: Change) -> Counted[PeriodicRow | Scheduled | None]:
     row = turn.tx.periodic(wanted.name)
+    answer = _changed(turn, row, wanted)
+    if isinstance(answer, Scheduled):
+        return Counted(answer, int(answer.created))
+    if answer is None or isinstance(wanted, Remove):
+        return Counted(answer, int(answer is not None))
+    is_change = row is None or (answer.task, answer.is_paused) != (row.task, row.is_paused)
+    is_declared = isinstance(wanted, Put) and wanted.is_declared  # as a rule a repeat, which is not to fill the log
+    return Counted(answer, None if is_declared and not is_change else int(is_change))
+
+
+def _changed(turn: UnitOfWork, row: PeriodicRow | None, wanted: Change) -> PeriodicRow | Scheduled | None:
     if row is None:
         return _added(turn, wanted) if isinstance(wanted, Put) else None
     if wanted.kinds is not None and not wanted.kinds.match(decoded(row).kind):

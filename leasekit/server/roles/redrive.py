@@ -12,6 +12,7 @@ from leasekit._lifecycle.states import REDRIVEN
 from leasekit._lifecycle.transitions import redriven
 from leasekit.server.access import KindPatterns
 from leasekit.server.roles import following
+from leasekit.server.roles.audit import Counted
 from leasekit.server.roles.selection import Found, Search, of_kinds, seq_of_cursor, split
 from leasekit.server.store import Dedupe, Run, Trigger, View
 from leasekit.server.store.damage import json_fault
@@ -78,7 +79,7 @@ def look(view: View, plan: Plan, *, now: float) -> Redriven:
     return desk.answer()
 
 
-def redrive(turn: UnitOfWork, plan: Plan) -> Redriven:
+def redrive(turn: UnitOfWork, plan: Plan) -> Counted[Redriven]:
     """Begin a new life of each of these tasks that can have one; a repeat under the same `redrive_id` does nothing."""
     tx, request = turn.tx, plan.request
     desk = _Desk(tx, plan, now=turn.now)
@@ -100,7 +101,7 @@ def redrive(turn: UnitOfWork, plan: Plan) -> Redriven:
     following.begin_again(turn, [row for row in saved if row.status is Status.NEW])
     tx.add_runs(runs)
     tx.set_dedupes(desk.taken_over)
-    return desk.answer()
+    return Counted(desk.answer(), len(saved))
 
 
 def _entry(row: Trigger, *, at: float, by: str | None, token: str) -> Run:

@@ -18,6 +18,7 @@ from leasekit.errors import Refused
 from leasekit.named import PREFIXES
 from leasekit.server.access import KindPatterns
 from leasekit.server.roles import start_deadlines
+from leasekit.server.roles.audit import Counted
 from leasekit.server.roles.consumer import lapse
 from leasekit.server.roles.following import AWAITING_AT, is_awaiting
 from leasekit.server.roles.frontend import due_at, moment
@@ -44,7 +45,7 @@ Answer = Rescheduled | str | None
 """The task as it waits now; or why it cannot be rescheduled; or None: it is unknown."""
 
 
-def reschedule(turn: UnitOfWork, requests: Sequence[Reschedule]) -> list[Answer]:
+def reschedule(turn: UnitOfWork, requests: Sequence[Reschedule]) -> list[Counted[Answer]]:
     """Reschedule tasks. A repeat of a task's last request, by its `request_id`, changes nothing: it tells the task."""
     desk = _Desk(turn, [request.id for request in requests])
     answers = [desk.reschedule(request) for request in requests]
@@ -78,16 +79,16 @@ class _Desk:
         self._over: list[tuple[int, int]] = []
         self._runs: dict[int, Run] = {}
 
-    def reschedule(self, request: Reschedule) -> Answer:
+    def reschedule(self, request: Reschedule) -> Counted[Answer]:
         row = self._rows.get(request.id)
         if row is None or not (request.kinds is None or request.kinds.match(row.kind)):
-            return None
+            return Counted(None, 0)
         entry = self._entries.get(row.seq)
         if entry is not None and entry.token == request.wanted.request_id:
-            return self._answer(row)
+            return Counted(self._answer(row), 0)
         if (fault := _fault(row)) is not None:
-            return fault
-        return self._answer(self._change(row, request, entry))
+            return Counted(fault, 0)
+        return Counted(self._answer(self._change(row, request, entry)), 1)
 
     def save(self) -> None:
         tx = self._turn.tx

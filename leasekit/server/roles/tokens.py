@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 from leasekit.errors import AccessDenied, Refused
 from leasekit.server.access import LOCAL, Access
+from leasekit.server.roles.audit import Counted
 from leasekit.server.store import SessionRow, TokenRow, View
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.tokens import SCOPES, Scope, TokenInfo
@@ -56,7 +57,7 @@ class Rotate(NamedTuple):
 Change = Create | Revoke | Rotate
 
 
-def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[TokenInfo | None]:
+def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[Counted[TokenInfo | None]]:
     """Change access tokens; None where there is none of this id or name (that the caller may see).
 
     Raises `Refused`, and `AccessDenied` where a new token would allow more than its maker may do.
@@ -65,13 +66,14 @@ def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[TokenInfo | None
     return [_changed(turn, wanted) for wanted in changes]
 
 
-def _changed(turn: UnitOfWork, wanted: Change) -> TokenInfo | None:
+def _changed(turn: UnitOfWork, wanted: Change) -> Counted[TokenInfo | None]:
     rows = {row.id: row for row in turn.tx.tokens()}
     if isinstance(wanted, Create):
-        return info(_created(turn, rows, wanted))
+        made = _created(turn, rows, wanted)
+        return Counted(info(made), int(made is not rows.get(made.id)))
     old = find(rows, wanted.token, turn.now)
     if old is None or not is_covered(wanted.by, old):
-        return None
+        return Counted(None, 0)
     if isinstance(wanted, Revoke):
         new = old._replace(revoked_at=turn.now, former_digest=None, former_until=None)
         new = old if old.revoked_at is not None else new
@@ -79,7 +81,7 @@ def _changed(turn: UnitOfWork, wanted: Change) -> TokenInfo | None:
         new = _rotated(turn, rows, old, wanted)
     if new is not old:
         turn.tx.set_tokens([new])
-    return info(new)
+    return Counted(info(new), int(new is not old))
 
 
 def _created(turn: UnitOfWork, rows: Mapping[str, TokenRow], wanted: Create) -> TokenRow:

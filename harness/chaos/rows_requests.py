@@ -1,22 +1,31 @@
-"""Rows about requests: the largest legal ones, and refused ones, beside heartbeats."""
+"""Rows about requests: the largest legal ones, refused ones, and what no client sends, beside heartbeats."""
 
 import json
 import re
+import selectors
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
 from http.client import HTTPConnection
+from pathlib import Path
+from random import Random
 from threading import Event
 from typing import Any
 
-from harness.chaos.processes import wait_for
+from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
+from harness.chaos.streams import stream
 from harness.chaos.world import World
 from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_KINDS, MAX_NODES, MAX_SUCCESSORS
 
 SENDERS = 4
 SECONDS = 3.0  # for which each kind of request is sent
-SLOWEST = 20.0  # seconds that a heartbeat may take: a tenth of the ttl that most have
+STREAMS = 60
+MEGABYTES = 500  # that a server may have: each of its rooms has 64, and decoding one body takes 200
+SLOWEST = 5.0  # seconds that a heartbeat may take; most tasks have a ttl of minutes
 
 Request = tuple[str, bytes]
 
@@ -24,9 +33,36 @@ Request = tuple[str, bytes]
 @scenario(35, "worst-requests", faults=("load",), alone=True)
 def worst_requests(world: World) -> None:
     """The worst requests of each operation, from four clients at once: heartbeats beside them stay fast enough."""
+    server, port, beat = _loaded(world)
+    for name, make in _REQUESTS.items():
+        requests, senders, answers = make(port), _SENDERS.get(name, SENDERS), list[int]()
+        loads = [partial(_send, port, [*requests[first:], *requests[:first]], answers) for first in range(senders)]
+        slowest = _slowest_beat(port, beat, *loads)
+        print(f"      {name:<34} slowest heartbeat {slowest:6.3f} s, {len(answers):>4} answers {sorted(set(answers))}")
+        assert slowest < SLOWEST, f"{name}: a heartbeat took {slowest:.1f} s"
+        world.fault("load", target=name)
+    assert server.stop() == 0
+
+
+@scenario(35, "odd-streams", faults=("load",), alone=True)
+def odd_streams(world: World) -> None:
+    """Streams of what no client sends, on many connections: heartbeats stay fast enough, and the memory bounded."""
+    server, port, beat = _loaded(world)
+    for seed in range(STREAMS):
+        connections, reads = Random(seed).choice((1, 4, 30, 200)), seed % 2 == 0
+        slowest = _slowest_beat(port, beat, partial(_pour, port, seed, connections, reads), seconds=1.0)
+        megabytes = _peak(server)
+        print(f"      stream {seed:<3} x {connections:<4} slowest heartbeat {slowest:6.3f} s, at most {megabytes} MB")
+        assert slowest < SLOWEST, f"stream {seed}: a heartbeat took {slowest:.1f} s"
+        assert megabytes < MEGABYTES, f"stream {seed}: the server has {megabytes} MB"
+        world.fault("load", target=str(seed))
+    assert server.stop() == 0
+
+
+def _loaded(world: World) -> tuple[Process, int, bytes]:
+    """Start workers, and another server of a store of its own; return that, its port, and a heartbeat for it."""
     world.work()
     world.schedule("steady", 4)
-    # A store of its own: no worker claims the tasks that are scheduled there.
     server = world.intrude("loaded", store="loaded.db")
     wait_for(lambda: "listening on" in server.said, what="the second server")
     address = re.search(r"listening on http://127\.0\.0\.1:(\d+)", server.said)
@@ -34,38 +70,78 @@ def worst_requests(world: World) -> None:
     port = int(address[1])
     _call(port, "/v1/tasks", _body(tasks=[{"kind": "beaten", "claim_timeout": 600, "heartbeat_timeout": 600}]))
     (held,) = _claim(port, "beaten", 1)
-    beat = _body(worker="w", beats=[{"id": held["id"], "token": held["token"]}])
-    for name, make in _REQUESTS.items():
-        slowest, answers = _beside(port, beat, make(port), senders=_SENDERS.get(name, SENDERS))
-        print(f"      {name:<34} slowest heartbeat {slowest:6.3f} s, {len(answers):>4} answers {sorted(set(answers))}")
-        assert slowest < SLOWEST, f"{name}: a heartbeat took {slowest:.1f} s"
-        world.fault("load", target=name)
-    assert server.stop() == 0
+    return server, port, _body(worker="w", beats=[{"id": held["id"], "token": held["token"]}])
 
 
-def _beside(port: int, beat: bytes, requests: Sequence[Request], *, senders: int) -> tuple[float, list[int]]:
-    """Send these requests again and again beside heartbeats; return the slowest heartbeat and the statuses."""
-    over, answers, slowest = Event(), list[int](), 0.0
-
-    def send(first: int) -> None:
-        at = first
-        while not over.is_set():
-            answers.append(_call(port, *requests[at % len(requests)])[0])
-            at += senders
-
-    with ThreadPoolExecutor(senders) as threads:
-        sending = [threads.submit(send, first) for first in range(senders)]
-        until = time.monotonic() + SECONDS
-        while time.monotonic() < until or not answers:
+def _slowest_beat(port: int, beat: bytes, *loads: Callable[[Event], None], seconds: float = SECONDS) -> float:
+    """Run these loads beside heartbeats; return the seconds that the slowest heartbeat took."""
+    over, slowest = Event(), 0.0
+    with ThreadPoolExecutor(len(loads)) as threads:
+        loading = [threads.submit(load, over) for load in loads]
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
             began_at = time.monotonic()
             status, _ = _call(port, "/v1/heartbeats", beat)
             slowest = max(slowest, time.monotonic() - began_at)
             assert status == 200
             time.sleep(0.02)
         over.set()
-        for sender in sending:
-            sender.result(120)
-    return slowest, answers
+        for load in loading:
+            load.result(120)
+    return slowest
+
+
+def _send(port: int, requests: Sequence[Request], answers: list[int], over: Event) -> None:
+    """Send these requests again and again, at least one of them."""
+    while not (over.is_set() and answers):
+        for request in requests:
+            answers.append(_call(port, *request)[0])
+            if over.is_set():
+                break
+
+
+def _pour(port: int, seed: int, connections: int, reads: bool, over: Event) -> None:  # noqa: FBT001
+    """Send a stream on so many connections; one that is cut is opened anew."""
+    with selectors.DefaultSelector() as ready, ExitStack() as opened:
+
+        def begin() -> None:
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection.settimeout(0)
+            ready.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, _Left(stream(Random(seed))))
+
+        for _ in range(connections):
+            begin()
+        while not over.is_set():
+            for key, events in ready.select(0.05):
+                connection: Any = key.fileobj
+                try:
+                    if reads and events & selectors.EVENT_READ and not connection.recv(65_536):
+                        raise ConnectionResetError
+                    if events & selectors.EVENT_WRITE:
+                        key.data.send(connection)
+                except OSError:
+                    ready.unregister(connection)
+                    connection.close()
+                    begin()
+
+
+class _Left:
+    """What of a stream is not sent yet."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._piece = b""
+
+    def send(self, connection: socket.socket) -> None:
+        self._piece = self._piece or next(self._pieces)
+        with suppress(BlockingIOError):
+            self._piece = self._piece[connection.send(self._piece) :]
+
+
+def _peak(server: Process) -> int:
+    """Return the most megabytes of memory that a process has had."""
+    status = Path(f"/proc/{server.popen.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
 def _call(port: int, path: str, body: bytes) -> tuple[int, bytes]:
@@ -125,6 +201,20 @@ def _successors(port: int) -> Sequence[Request]:
     ]
 
 
+def _numbers(port: int) -> Sequence[Request]:
+    numbers = ",".join(["1e308"] * 150_000)
+    return [
+        ("/v1/tasks", f'{{"tasks":[{",".join([f"""{{"kind":"numbers","payload":[{numbers}]}}"""] * 7)}]}}'.encode())
+    ]
+
+
+def _claims_of_own_kinds(port: int) -> Sequence[Request]:
+    return [
+        ("/v1/claims", _body(worker="w", claim_id=f"o{n}", wait=0, kinds=[f"{n}-{m}-{'x' * 50}" for m in range(100)]))
+        for n in range(4000)
+    ]
+
+
 def _big_payloads(port: int) -> Sequence[Request]:
     payload = "x" * (MAX_BODY // 8 - 100)
     return [("/v1/tasks", _body(tasks=[{"kind": "big", "payload": payload}] * 7))]
@@ -154,9 +244,11 @@ _REQUESTS: dict[str, Callable[[int], Sequence[Request]]] = {
     "brackets": _brackets,
     "lists that are too long": _long_lists,
     "successors": _successors,
+    "numbers at the end of the range": _numbers,
+    "claims of ever new kinds": _claims_of_own_kinds,
     "big payloads": _big_payloads,
     "polls of many kinds": _polls,
     "results of nobody": _late_results,
     "repeats of a claim's big answer": _big_answers,
 }
-_SENDERS = {"repeats of a claim's big answer": 200}
+_SENDERS = {"repeats of a claim's big answer": 200, "claims of ever new kinds": 1000}

@@ -41,6 +41,7 @@ STOP_TIMEOUT = 40  # for requests under way; longer than an answer may take
 HAND_OVER_TIMEOUT = 3  # the same for processes of this machine: until the end nobody else can serve the store
 YIELD_TIMEOUT = 15.0  # for a process that has the store open, and leaves it to a server
 YIELD_PAUSE = 0.05
+_OPEN_FILES = 10_000  # each client takes some, and each connection with TLS 50 KiB of memory before its first request
 _RECEIVED, _SENT = 64 * 1024, 256 * 1024  # bytes that the system and TLS keep for a connection; else it is megabytes
 
 
@@ -73,10 +74,12 @@ def serve(
 
 
 def _allow_open_files() -> None:
-    """Raise the soft limit of open files to the hard one: each client takes some, and 1,024 are usual for a shell."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound of its own
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Raise the soft limit of open files, as 1,024 are usual for a shell; a limit that is higher already stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if resource.RLIM_INFINITY != soft < most:
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower bound of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _check_roles(roles: frozenset[Role], store: Store, queues: TaskQueues | None) -> None:

@@ -53,6 +53,8 @@ class Queries:
         self._end_waits = end_waits
         self._fleet = fleet
         self._recorder = recorder
+        self._counting = asyncio.Lock()
+        self._next_count: asyncio.Task[Stats] | None = None  # that has not begun
 
     async def get(self, task_id: str, *, wait: float = 0) -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id.
@@ -128,6 +130,20 @@ class Queries:
         )
 
     async def stats(self) -> Stats:
+        """Count the tasks of all kinds, which may be a million: who asks while that is done shares the next count."""
+        if self._next_count is None:
+            self._next_count = asyncio.create_task(self._count_next())
+            self._next_count.add_done_callback(
+                lambda count: count.cancelled() or count.exception()
+            )  # all may have gone
+        return await asyncio.shield(self._next_count)
+
+    async def _count_next(self) -> Stats:
+        async with self._counting:
+            self._next_count = None
+            return await self._count()
+
+    async def _count(self) -> Stats:
         counts = await self._readers.run(self._store.counts)
         workers = await self._fleet.claimants()
         found = await self._readers.read(lambda view: unmet(view, counts, workers, now=self._clock.peek()))

@@ -31,7 +31,7 @@ from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Task, TaskInfo, Ticket
+from leasekit.task import NewTask, Stats, Task, TaskInfo, Ticket
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -686,3 +686,25 @@ def test_successors_are_counted_over_all_results_of_a_request(count: int) -> Non
     else:
         with pytest.raises(Refused, match=r"1,001 successors together .`then`., 1,000 at most: send fewer results"):
             read(ResultsRequest, {"worker": "w", "results": items})
+
+
+async def test_those_who_ask_for_counts_together_share_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be a million kinds: each count takes seconds, and hundreds of megabytes."""
+    counted = 0
+    queries = bench.engine.queries
+    count = queries._count
+
+    async def counting() -> Stats:
+        nonlocal counted
+        counted += 1
+        return await count()
+
+    monkeypatch.setattr(queries, "_count", counting)
+    first = asyncio.create_task(queries.stats())
+    while not counted:
+        await asyncio.sleep(0)
+    await bench.schedule({"kind": "counted"})
+    later = await asyncio.gather(*(queries.stats() for _ in range(50)))
+    await first
+    assert counted == 2
+    assert all(found.kinds["counted"] == {"new": 1} for found in later), "a count begins after all who share it"

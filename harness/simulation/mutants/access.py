@@ -642,6 +642,24 @@ server.daemon_threads:_run
 + pass
 tests/server/http/test_garbage.py::test_a_body_is_not_kept[sqlite-too deep]
 
+counts-for-each: Whoever asks for the counts of all kinds has them counted anew.
+server.queries:Queries.stats
+- self._next_count is None
++ True
+tests/server/test_worst_requests.py::test_those_who_ask_for_counts_together_share_them
+
+token-file-for-all: The token of a file goes to whatever service the code names.
+leasekit_http.headers:token_of_environment
+- url != os.environ.get("LEASEKIT_URL")
++ False
+tests/adapters/http/test_way.py::test_a_token_of_the_environment_goes_to_the_service_of_the_environment_alone[True]
+
+payload-logged: The log tells what of a payload does not fit.
+_worker.handlers:Handler._arguments
+- _VALUE.sub(..., str(error))
++ str(error)
+tests/worker/test_task_lines.py::test_a_failure_without_an_exception_has_the_reason_in_its_line_if_it_is_ours
+
 fields-without-end: A head has any number of fields.
 server.http.protocol:BoundedProtocol.on_header
 - len(self.headers) > MAX_FIELDS

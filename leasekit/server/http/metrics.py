@@ -6,6 +6,7 @@ label of their own, and the rest are *other*.
 """
 
 import asyncio
+import heapq
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _KINDS = 100
+_LOOKED_AT = 1000  # kinds for a label: those with most tasks
 _IDLE = 3600.0  # seconds without a change of its counts, after which a kind may lose its label
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 _DURATIONS = (
@@ -107,10 +109,12 @@ class _KindLabels:
         self._before: dict[str, dict[str, int]] = {}
 
     def choose(self, stats: dict[str, dict[str, int]], now: float) -> Container[str]:
-        """Return the kinds with a label, given the counts of all kinds."""
-        changed = [kind for kind, counts in stats.items() if counts != self._before.get(kind)]
-        self._before = stats
+        """Return the kinds with a label, given the counts of all kinds, of which there may be a million."""
         labels = {kind: at for kind, at in self._changed_at.items() if kind in stats}
+        largest = heapq.nlargest(_LOOKED_AT, stats, key=lambda kind: (sum(stats[kind].values()), kind))
+        looked_at = {kind: stats[kind] for kind in (*labels, *largest)}
+        changed = [kind for kind, counts in looked_at.items() if counts != self._before.get(kind)]
+        self._before = looked_at
         labels.update({kind: now for kind in changed if kind in labels})
         idle = sorted((kind for kind, at in labels.items() if now - at >= _IDLE), key=labels.__getitem__, reverse=True)
         for kind in sorted(set(changed) - labels.keys(), key=lambda kind: (-sum(stats[kind].values()), kind)):
@@ -140,12 +144,11 @@ class _EngineCollector(Collector):
         self._is_ready = await self._engine.ready() is None
         try:
             found = await self._engine.queries.stats()
-            stats: dict[str, dict[str, int]] = found.kinds
-            labels = self._labels.choose(stats, self._clock())
+            tasks = await asyncio.to_thread(self._by_label, found.kinds)  # they may be a million
             waits = {
                 kind: count
-                for kind, count in count_waiting(stats).items()
-                if kind in labels and not kind.startswith(PREFIXES)  # a free name waits for nobody
+                for kind, count in count_waiting(tasks).items()
+                if kind != OTHER and not kind.startswith(PREFIXES)  # a free name waits for nobody
             }
             self._backlogs = await self._engine.queries.backlogs(waits)
         except BackendError:
@@ -153,13 +156,18 @@ class _EngineCollector(Collector):
             return
         self._unmet = Counter(dict.fromkeys(waits, 0))
         for kind, requirements in found.unmet.items():
-            self._unmet[kind if kind in labels else OTHER] += len(requirements)
+            self._unmet[kind if kind in tasks else OTHER] += len(requirements)
+        self._tasks = tasks
+
+    def _by_label(self, stats: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """Return the counts of the kinds that have a label, and those of the others together."""
+        labels = self._labels.choose(stats, self._clock())
         tasks: dict[str, dict[str, int]] = {}
         for kind, counts in stats.items():
             into = tasks.setdefault(kind if kind in labels else OTHER, {})
             for status, count in counts.items():
                 into[status] = into.get(status, 0) + count
-        self._tasks = tasks
+        return tasks
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics; called in a thread other than the event loop's."""

@@ -1,5 +1,6 @@
 """Pages of names, and the refusals of every operation."""
 
+import heapq
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -48,6 +49,6 @@ WRITES = READS | {
 
 def page_of(names: Iterable[str], wanted: NamePage) -> tuple[list[str], str | None]:
     """Return the names of a page, in order, and its cursor: the last of them, or None if no more follow."""
-    after = sorted(name for name in names if wanted.cursor is UNSET or name > wanted.cursor)
-    page = after[: wanted.limit]
-    return page, page[-1] if len(page) < len(after) else None
+    after = (name for name in names if wanted.cursor is UNSET or name > wanted.cursor)
+    page = heapq.nsmallest(wanted.limit + 1, after)  # there may be a million
+    return page[: wanted.limit], page[wanted.limit - 1] if len(page) > wanted.limit else None

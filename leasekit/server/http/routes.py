@@ -346,10 +346,10 @@ async def results(request: ApiRequest, body: ResultsRequest) -> VerdictsAnswer:
 async def stats(request: ApiRequest, params: NamePage) -> StatsAnswer:
     """Count the tasks of each kind in each status; the `cursor` of the answer begins the next page of kinds."""
     found = await request.parts.engine.queries.stats()
-    kinds = {kind: counts for kind, counts in found.kinds.items() if request.access.kinds.match(kind)}
-    names, cursor = page_of(kinds, params)
+    own = (kind for kind in found.kinds if request.access.kinds.match(kind))
+    names, cursor = await asyncio.to_thread(page_of, own, params)
     unmet = {name: found.unmet[name] for name in names if name in found.unmet}
-    return StatsAnswer(kinds={name: kinds[name] for name in names}, unmet=unmet, cursor=cursor)
+    return StatsAnswer(kinds={name: found.kinds[name] for name in names}, unmet=unmet, cursor=cursor)
 
 
 @get("/v1/workers", needs("read", kinds=Where.LISTED), READS)

@@ -701,8 +701,7 @@ async def test_those_who_ask_for_counts_together_share_them(bench: Bench, monkey
 
     monkeypatch.setattr(queries, "_count", counting)
     first = asyncio.create_task(queries.stats())
-    while not counted:
-        await asyncio.sleep(0)
+    await until(lambda: counted > 0)
     await bench.schedule({"kind": "counted"})
     later = await asyncio.gather(*(queries.stats() for _ in range(50)))
     await first

@@ -113,32 +113,38 @@ class Operating(ChangeCalls, DeadLetterCalls, PeriodicCalls, TokenCalls):
         _check_kind(kind)
         return await self._acall(partial(self._kind_directory.kind, kind))
 
-    def set_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+    def set_kind(self, kind: str, settings: KindSettings, *, was: KindSettings | None = None) -> KindInfo:
         """Replace all settings of a kind, for the tasks of it that are scheduled from now on, by whichever client.
 
         What a submission says itself, or the handler through which it is scheduled, wins over the settings of its kind.
         Tasks that were scheduled before keep their options; `retention` counts for them too. Raises `Refused` for
         settings out of bounds and for kinds of names, and `LeasekitError` if the backend has no settings of kinds.
+
+        `was`: the settings that the kind was seen to have (`KindSettings()`: none). If others have changed them since,
+        nothing is changed, and `Refused` is raised, with an error whose field is *was*: get them, and decide again.
         """
         _check_kind(kind)
         _check_settings(settings)
-        return self._call(partial(self._kind_directory.set_kind, kind, settings))
+        return self._call(partial(self._kind_directory.set_kind, kind, settings, **_seen(was)))
 
-    async def aset_kind(self, kind: str, settings: KindSettings) -> KindInfo:
+    async def aset_kind(self, kind: str, settings: KindSettings, *, was: KindSettings | None = None) -> KindInfo:
         """Do what `set_kind` does, from an event loop."""
         _check_kind(kind)
         _check_settings(settings)
-        return await self._acall(partial(self._kind_directory.set_kind, kind, settings))
+        return await self._acall(partial(self._kind_directory.set_kind, kind, settings, **_seen(was)))
 
-    def delete_kind(self, kind: str) -> None:
-        """Remove the settings of a kind, if it has any: leasekit's defaults hold again. Its tasks stay."""
+    def delete_kind(self, kind: str, *, was: KindSettings | None = None) -> None:
+        """Remove the settings of a kind, if it has any: leasekit's defaults hold again. Its tasks stay.
+
+        `was`: as in `set_kind`.
+        """
         _check_kind(kind)
-        self._call(partial(self._kind_directory.delete_kind, kind))
+        self._call(partial(self._kind_directory.delete_kind, kind, **_seen(was)))
 
-    async def adelete_kind(self, kind: str) -> None:
+    async def adelete_kind(self, kind: str, *, was: KindSettings | None = None) -> None:
         """Do what `delete_kind` does, from an event loop."""
         _check_kind(kind)
-        await self._acall(partial(self._kind_directory.delete_kind, kind))
+        await self._acall(partial(self._kind_directory.delete_kind, kind, **_seen(was)))
 
     def gates(self) -> list[GateInfo]:
         """List the closed gates: those of kinds, then those of collections. Raises `LeasekitError` without gates."""
@@ -333,6 +339,14 @@ def _check_kind(kind: object) -> None:
     """Raise TypeError if this is no kind."""
     if not isinstance(kind, str):
         raise TypeError(f"kinds are strings, got {type(kind).__name__}: give a string")
+
+
+def _seen(was: KindSettings | None) -> dict[str, Any]:
+    """Return the argument of a backend that says what a kind was seen to have; none if a client has not looked."""
+    if was is None:
+        return {}
+    _check_settings(was)
+    return {"was": was}
 
 
 def _check_settings(settings: object) -> None:

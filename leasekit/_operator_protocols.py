@@ -75,7 +75,9 @@ class KindDirectory(Protocol):
         """Return the settings of a kind; None: it has none."""
         ...
 
-    async def set_kind(self, kind: str, settings: KindSettings, *, is_declared: bool = False) -> KindInfo:
+    async def set_kind(
+        self, kind: str, settings: KindSettings, *, is_declared: bool = False, was: KindSettings | None = None
+    ) -> KindInfo:
         """Replace the settings of a kind. They hold for all tasks that are scheduled once this has returned.
 
         Tasks that were scheduled before keep their options. A kind of names, `named:` or `once:`, is refused.
@@ -83,11 +85,17 @@ class KindDirectory(Protocol):
         `is_declared`: the code of a worker says so. That takes effect once, for the settings in which it differs from
         what code declared before; the others stay as they are. Its repeats change nothing, nor does what older code
         says while workers repeat what newer code says.
+
+        `was`: the settings that the kind was seen to have. A change of others is refused, with an error whose field is
+        *was*, so that it undoes no change that its client has not seen. `KindSettings()`: it had none.
         """
         ...
 
-    async def delete_kind(self, kind: str) -> None:
-        """Remove the settings of a kind, and what code has declared; a kind that has none is left as it is."""
+    async def delete_kind(self, kind: str, *, was: KindSettings | None = None) -> None:
+        """Remove the settings of a kind, and what code has declared; a kind that has none is left as it is.
+
+        `was`: as in `set_kind`.
+        """
         ...
 
 

@@ -276,15 +276,18 @@ class HttpBackend:
         except NotThere:
             return None
 
-    async def set_kind(self, kind: str, settings: KindSettings, *, is_declared: bool = False) -> KindInfo:
-        path = self._path_of_kind(kind) + "&is_declared=true" * is_declared
+    async def set_kind(
+        self, kind: str, settings: KindSettings, *, is_declared: bool = False, was: KindSettings | None = None
+    ) -> KindInfo:
+        path = self._path_of_kind(kind, was) + "&is_declared=true" * is_declared
         return await self._change("PUT", path, _encoded(given(settings)), _KIND)
 
-    async def delete_kind(self, kind: str) -> None:
-        await self._change("DELETE", self._path_of_kind(kind), None, _ANY)
+    async def delete_kind(self, kind: str, *, was: KindSettings | None = None) -> None:
+        await self._change("DELETE", self._path_of_kind(kind, was), None, _ANY)
 
-    def _path_of_kind(self, kind: str) -> str:
-        return f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}"
+    def _path_of_kind(self, kind: str, was: KindSettings | None) -> str:
+        seen = "" if was is None else f"&was={_quoted(_encoded(given(was)).decode())}"
+        return f"/v1/kinds/{_segment(kind)}?worker={_quoted(self._worker)}{seen}"
 
     async def list_periodic(self) -> list[PeriodicInfo]:
         return [info for page in await self._pages("/v1/periodic", answers.PERIODICS) for info in page.periodic]

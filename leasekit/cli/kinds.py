@@ -1,7 +1,7 @@
 """`leasekit kinds`: show and change the settings of kinds."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -22,7 +22,7 @@ from leasekit.cli.settings_text import (
     shown,
 )
 from leasekit.client import Client
-from leasekit.errors import ConfigError, LeasekitError
+from leasekit.errors import ConfigError, LeasekitError, Refused
 from leasekit.task import KindInfo, KindSettings
 from leasekit.wire import given
 
@@ -70,6 +70,11 @@ Examples:
   leasekit kinds apply kinds.toml --dry-run
 """
 
+
+_Kinds = Mapping[str, Mapping[str, Any] | None]
+"""The settings of kinds; None: a kind is to have none."""
+
+_TRIES = 10  # of a change that others forestall
 
 What = Annotated[str, typer.Argument(metavar="ACTION", help="list, show, set, reset or apply.")]
 Rest = Annotated[
@@ -119,7 +124,7 @@ def kinds(
             case "set":
                 _set(client, arguments[0], changes)
             case "reset":
-                _change(client, dict.fromkeys(arguments), _all(client))
+                _change(client, lambda: (dict.fromkeys(arguments), _all(client)))
             case _:
                 _apply(client, wanted, flags)
 
@@ -181,10 +186,14 @@ def _all(client: Client) -> dict[str, dict[str, Any]]:
 
 def _set(client: Client, kind: str, changes: Mapping[str, Any]) -> None:
     """Change some settings of a kind. Fails if they contradict those that stay."""
-    old = _settings(client.kind(kind))
-    new = {**old, **changes}
-    _refuse(contradictions(_without_removed(new)))
-    _change(client, {kind: new}, {kind: old})
+
+    def changed() -> tuple[_Kinds, _Kinds]:
+        old = _settings(client.kind(kind))
+        new = {**old, **changes}
+        _refuse(contradictions(_without_removed(new)))
+        return {kind: new}, {kind: old}
+
+    _change(client, changed)
 
 
 def _apply(client: Client, wanted: KindsFile, flags: ApplyFlags) -> None:
@@ -211,27 +220,41 @@ def _apply(client: Client, wanted: KindsFile, flags: ApplyFlags) -> None:
         typer.echo(f"leasekit kinds: {len(lines)} changed", err=True)
 
 
-def _change(client: Client, new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write settings, and print what has changed."""
-    lines = _lines(new, old)
-    _write(client, new, old)
-    for line in lines:
-        output.print_line([line])
-    if not lines:
+def _change(client: Client, changed: Callable[[], tuple[_Kinds, _Kinds]]) -> None:
+    """Write the new settings of kinds, and print what has changed.
+
+    `changed` reads the old ones, and is called anew if others change them before the new ones are written.
+    """
+    count = 0
+    for left in reversed(range(_TRIES)):
+        new, old = changed()
+        try:
+            for kind, settings in new.items():
+                lines = _lines({kind: settings}, old)
+                _write(client, {kind: settings}, old)
+                count += len(lines)
+                for line in lines:
+                    output.print_line([line])
+            break
+        except Refused as error:
+            if not left or not any(fault.get("field") == "was" for fault in error.errors):
+                raise
+    if not count:
         typer.echo("leasekit kinds: nothing changes", err=True)
 
 
-def _lines(new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [line for kind in new for line in differences(kind, old.get(kind, {}), _without_removed(new[kind]))]
+def _lines(new: _Kinds, old: _Kinds) -> list[str]:
+    return [line for kind in new for line in differences(kind, old.get(kind) or {}, _without_removed(new[kind]))]
 
 
-def _write(client: Client, new: Mapping[str, Mapping[str, Any] | None], old: Mapping[str, Mapping[str, Any]]) -> None:
+def _write(client: Client, new: _Kinds, old: _Kinds) -> None:
+    """Replace the settings of kinds. Raises `Refused` for one that has not the `old` ones any longer."""
     for kind, settings in new.items():
-        left = _without_removed(settings)
+        left, was = _without_removed(settings), KindSettings(**(old.get(kind) or {}))
         if left or (settings is not None and _is_declared(client.kind(kind))):
-            client.set_kind(kind, KindSettings(**left))
+            client.set_kind(kind, KindSettings(**left), was=was)
         elif kind in old or settings is not None:
-            client.delete_kind(kind)
+            client.delete_kind(kind, was=was)
 
 
 def _is_declared(info: KindInfo | None) -> bool:

@@ -190,20 +190,22 @@ class DirectBackend:
         checked(wire.OneKind, {"kind": kind})
         return next((info for info in await self.kinds() if info.kind == kind), None)
 
-    async def set_kind(self, kind: str, settings: KindSettings, *, is_declared: bool = False) -> KindInfo:
+    async def set_kind(
+        self, kind: str, settings: KindSettings, *, is_declared: bool = False, was: KindSettings | None = None
+    ) -> KindInfo:
         checked(wire.OneKind, {"kind": kind})
         given = checked(wire.KindRequest, wire.given(settings))
         noting = self._noting("kind.declare" if is_declared else "kind.set", target=kind, fields=given)
         info = await (await self._engine()).operations.set_kind(
-            kind, given, by=self.worker, is_declared=is_declared, **noting
+            kind, given, by=self.worker, is_declared=is_declared, was=was, **noting
         )
         assert info is not None  # noqa: S101 - it was just set
         return info
 
-    async def delete_kind(self, kind: str) -> None:
+    async def delete_kind(self, kind: str, *, was: KindSettings | None = None) -> None:
         checked(wire.OneKind, {"kind": kind})
         await (await self._engine()).operations.set_kind(
-            kind, None, by=self.worker, **self._noting("kind.delete", target=kind)
+            kind, None, by=self.worker, was=was, **self._noting("kind.delete", target=kind)
         )
 
     async def list_periodic(self) -> list[PeriodicInfo]:

@@ -156,14 +156,16 @@ class Operations:
         *,
         by: str | None,
         is_declared: bool = False,
+        was: KindSettings | None = None,
         note: Note | None = None,
     ) -> KindInfo | None:
         """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on.
 
-        With `is_declared`, the code of a worker says so.
+        With `is_declared`, the code of a worker says so. Raises `Conflict` if the kind has not the settings that it
+        `was` seen to have.
         """
         kinds.check_kind(kind)
-        change = kinds.KindChange(kind, settings, by, is_declared)
+        change = kinds.KindChange(kind, settings, by, is_declared, was)
         info: KindInfo | None = await self._commit.ask(SET_KIND, change, size=1, note=note)
         if not is_declared:  # it is a repeat as a rule: the event tells of changes
             logger.info("%s has %s", by or "a client", kinds.described(kind, settings))

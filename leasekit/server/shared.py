@@ -171,13 +171,15 @@ class SharedBackend(ForwardingScheduler):
         """Return the settings of a kind."""
         return cast("KindInfo | None", await self._call("kind", kind))
 
-    async def set_kind(self, kind: str, settings: KindSettings, *, is_declared: bool = False) -> KindInfo:
+    async def set_kind(
+        self, kind: str, settings: KindSettings, *, is_declared: bool = False, was: KindSettings | None = None
+    ) -> KindInfo:
         """Replace the settings of a kind."""
-        return cast("KindInfo", await self._call("set_kind", kind, settings, is_declared=is_declared))
+        return cast("KindInfo", await self._call("set_kind", kind, settings, is_declared=is_declared, was=was))
 
-    async def delete_kind(self, kind: str) -> None:
+    async def delete_kind(self, kind: str, *, was: KindSettings | None = None) -> None:
         """Remove the settings of a kind."""
-        await self._call("delete_kind", kind)
+        await self._call("delete_kind", kind, was=was)
 
     async def list_periodic(self) -> list[PeriodicInfo]:
         """List the periodic tasks: see `PeriodicDirectory`, like all that follow."""

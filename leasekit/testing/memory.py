@@ -341,12 +341,18 @@ class MemoryService:
             return kinds.listed(view)
 
     async def set_kind(
-        self, kind: str, settings: KindSettings | None, *, by: str | None, is_declared: bool = False
+        self,
+        kind: str,
+        settings: KindSettings | None,
+        *,
+        by: str | None,
+        is_declared: bool = False,
+        was: KindSettings | None = None,
     ) -> KindInfo | None:
         """Replace the settings of a kind, or remove them (None), for all tasks that are scheduled from now on."""
         kinds.check_kind(kind)
         with self._turn() as turn:
-            (done,) = kinds.change(turn, [kinds.KindChange(kind, settings, by, is_declared)])
+            (done,) = kinds.change(turn, [kinds.KindChange(kind, settings, by, is_declared, was)])
         return done.answer
 
     async def gates(self) -> list[GateInfo]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from leasekit.backend import KindDirectory
 from leasekit.cli.settings_text import FORMS, parsed, shown
 from leasekit.client import Client
-from leasekit.task import CompleteSettings, Exponential, FixedDelays, KindSettings, Polynomial
+from leasekit.task import CompleteSettings, Exponential, FixedDelays, KindInfo, KindSettings, Polynomial
 from tests.cli.conftest import Run, Server, Start
 
 
@@ -55,6 +55,22 @@ def test_a_setting_is_changed_and_the_others_stay(run: Run, client: Client) -> N
     assert done.stdout.splitlines() == ["report: max_attempts 3 → 4", "report: retention 7d → default"]
     assert of(client, "report") == KindSettings(max_attempts=4)
     assert "nothing changes" in run("kinds", "set", "report", "max_attempts=4").stderr
+
+
+def test_settings_that_others_change_at_the_same_moment_stay(
+    run: Run, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[str] = []
+
+    def changed_meanwhile(of: Client, kind: str, settings: KindSettings, **options: Any) -> KindInfo:
+        monkeypatch.undo()
+        client.set_kind(kind, KindSettings(priority=0))
+        writes.append(kind)
+        return of.set_kind(kind, settings, **options)
+
+    monkeypatch.setattr(Client, "set_kind", changed_meanwhile)
+    assert run("kinds", "set", "report", "concurrency=4").stdout == "report: concurrency default → 4\n"
+    assert (of(client, "report"), writes) == (KindSettings(priority=0, concurrency=4), ["report"])
 
 
 def test_a_task_from_the_shell_has_the_settings_of_its_kind_and_its_own_options(run: Run, client: Client) -> None:

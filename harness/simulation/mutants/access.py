@@ -523,6 +523,36 @@ server.commit:_noted
 + job.note.row(turn, done.changed)
 tests/server/http/test_http_access.py::test_the_log_names_the_settings_of_a_kind_that_were_changed[sqlite]
 
+unseen-settings-undone: A change of settings undoes those of others that its client has not seen.
+server.roles.kinds:change
+- _check_was(old, wanted)
++ None
+tests/server/http/test_http_access.py::test_settings_that_others_have_changed_are_a_conflict[sqlite]
+
+forms-undo-settings: A form of the console undoes settings that others have changed since its page was shown.
+server.console.kind_acts:run
+- visit.engine.operations.set_kind(wanted.kind, _new(was, wanted), by=visit.by, was=was, note=note)
++ visit.engine.operations.set_kind(wanted.kind, _new(was, wanted), by=visit.by, note=note)
+tests/server/console/test_acts.py::test_a_form_of_settings_changes_what_its_page_says_and_nothing_else
+
+old-forms-replace-all: A form of the console that was open for long sets all that it shows.
+server.console.kind_acts:_new
+- getattr(wanted, name) != getattr(was, name)
++ True
+tests/server/console/test_acts.py::test_a_form_of_settings_that_was_open_for_long_leaves_what_others_have_changed_since
+
+commands-undo-settings: A command for one setting undoes another that is changed at the same moment.
+cli.kinds:_write
+- client.set_kind(kind, KindSettings(**left), was=was)
++ client.set_kind(kind, KindSettings(**left))
+tests/cli/test_kinds.py::test_settings_that_others_change_at_the_same_moment_stay
+
+commands-give-up: A command for one setting fails if another is changed at the same moment.
+cli.kinds:_change
+- reversed(range(_TRIES))
++ [0]
+tests/cli/test_kinds.py::test_settings_that_others_change_at_the_same_moment_stay
+
 nulls-unnamed: The log leaves out what was given as null.
 server.roles.audit:names_of
 - (UNSET, [], _default(field))

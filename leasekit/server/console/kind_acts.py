@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from leasekit.errors import Refused
 from leasekit.server.console.acts import Act, Done, Field, Plan
 from leasekit.server.console.kind_rows import KindRow, kind_rows
 from leasekit.server.console.rendering import number, query
 from leasekit.server.console.visit import Visit
-from leasekit.server.roles.kinds import check_kind
+from leasekit.server.roles.kinds import check_kind, settings_in, text_of
 from leasekit.task import KindSettings, Name
 
 _FIELDS = {
@@ -43,10 +44,11 @@ _CHOICES: dict[str, Sequence[tuple[str, str]]] = {
 
 
 class NewSettings(KindSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings that a form says, of which kind, and whether the form was filled in."""
+    """The settings that a form says, of which kind, whether the form was filled in, and what the kind had before."""
 
     kind: Name
     review: bool = False
+    was: str | UnsetType = UNSET
 
 
 async def _kind(visit: Visit, wanted: NewSettings) -> str | None:
@@ -59,8 +61,19 @@ async def _old(visit: Visit, kind: str) -> KindSettings:
     return next(found, KindSettings())
 
 
+def _was(old: KindSettings, wanted: NewSettings) -> KindSettings:
+    """Return the settings that the page before has shown: from these on, a form says what is to change."""
+    return old if wanted.was is UNSET else settings_in(wanted.was)
+
+
 def _new(old: KindSettings, wanted: NewSettings) -> KindSettings:
-    return replace(old, **{name: getattr(wanted, name) for name in _FIELDS})
+    """Change the settings in which a form differs from what its page has shown. Raises `Refused`."""
+    was = _was(old, wanted)
+    changed = {name: getattr(wanted, name) for name in _FIELDS if getattr(wanted, name) != getattr(was, name)}
+    try:
+        return replace(old, **changed)
+    except ValueError as error:  # they contradict what others have changed meanwhile
+        raise Refused(str(error)) from None
 
 
 async def plan(visit: Visit, wanted: NewSettings) -> Plan:
@@ -73,7 +86,7 @@ async def plan(visit: Visit, wanted: NewSettings) -> Plan:
         ]
         will = ["What is left empty has leasekit's default. The next page says what will change."]
         title = f"Settings of {wanted.kind}"
-        return Plan(title, will, "Review", back, fields, {"review": "true"}, is_form=True)
+        return Plan(title, will, "Review", back, fields, {"review": "true", "was": text_of(old)}, is_form=True)
     new = _new(old, wanted)
     changed = [name for name in _FIELDS if getattr(old, name) != getattr(new, name)]
     (row,) = await kind_rows(visit.engine, only=wanted.kind)
@@ -82,9 +95,9 @@ async def plan(visit: Visit, wanted: NewSettings) -> Plan:
         for name in changed
     ]
     will += _consequences(row, changed, new) if changed else ["Nothing changes."]
-    hidden = {name: text for name in _FIELDS if (text := _text(getattr(new, name)))}
+    hidden = {name: _text(getattr(new, name)) for name in _FIELDS} | {"review": "true", "was": text_of(old)}
     title = f"Change the settings of {wanted.kind}?"
-    return Plan(title, will, "Change", back, hidden=hidden | {"review": "true"}, is_possible=bool(changed))
+    return Plan(title, will, "Change", back, hidden=hidden, is_possible=bool(changed))
 
 
 def _consequences(row: KindRow, changed: Sequence[str], new: KindSettings) -> list[str]:
@@ -101,10 +114,10 @@ def _consequences(row: KindRow, changed: Sequence[str], new: KindSettings) -> li
 
 
 async def run(visit: Visit, wanted: NewSettings) -> Done:
-    """Replace the settings that the form has."""
-    new = _new(await _old(visit, wanted.kind), wanted)
-    note = visit.note("kind.set", target=wanted.kind, fields=new)
-    await visit.engine.operations.set_kind(wanted.kind, new, by=visit.by, note=note)
+    """Change what the page before has said. Raises `Refused` if others have changed settings of the kind since."""
+    was = _was(await _old(visit, wanted.kind), wanted)
+    note = visit.note("kind.set", target=wanted.kind)
+    await visit.engine.operations.set_kind(wanted.kind, _new(was, wanted), by=visit.by, was=was, note=note)
     return Done(f"kind{query(kind=wanted.kind)}", "set")
 
 

@@ -12,9 +12,9 @@ from leasekit.server.http.operations import Operation, delete, get, post, put
 from leasekit.server.http.pages import READS, WRITES, NamePage, page_of
 from leasekit.server.http.problems import Forbidden, UnknownKind, UnknownPeriodic, UnknownToken, UnknownWorker
 from leasekit.server.http.request import ApiRequest
-from leasekit.server.roles import gates, periodic, tokens
+from leasekit.server.roles import gates, kinds, periodic, tokens
 from leasekit.server.roles.audit import Note
-from leasekit.task import GateInfo, KindInfo, Scheduled, WorkerInfo
+from leasekit.task import GateInfo, KindInfo, KindSettings, Scheduled, WorkerInfo
 from leasekit.tokens import AuditPage, TokenInfo
 from leasekit.wire import (
     MAX_BATCH,
@@ -37,7 +37,18 @@ from leasekit.wire import (
 _PERIODICS = 100  # of one page, with payloads of up to 64 KiB
 
 
-class PutKind(ChangedKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChangedSettings(ChangedKind, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parameters of a request that changes the settings of a kind: also which it was seen to have, as JSON."""
+
+    was: Annotated[str, Meta(max_length=4096)] | UnsetType = UNSET
+
+    @property
+    def seen(self) -> KindSettings | None:
+        """The settings that the kind was seen to have; None: whatever it has. Raises `Refused`."""
+        return None if self.was is UNSET else kinds.settings_in(self.was)
+
+
+class PutKind(ChangedSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The parameters of a request that sets a kind: also whether the code of a worker says so."""
 
     is_declared: bool = False
@@ -145,26 +156,30 @@ async def get_kind(request: ApiRequest, params: OneKind) -> KindInfo:
     raise UnknownKind(params.kind)
 
 
-@put("/v1/kinds/{kind}", needs("operate", kinds=Where.PATH), WRITES)
+_CHANGED = {409: "The settings of the kind are not those of `was`: others have changed them."}
+
+
+@put("/v1/kinds/{kind}", needs("operate", kinds=Where.PATH), WRITES | _CHANGED)
 async def set_kind(request: ApiRequest, params: PutKind, body: KindRequest) -> KindInfo:
     """Replace all settings of a kind, for tasks that are scheduled from then on; its limits hold at once. `worker` is
     for the log. With `is_declared`, the code of a worker says so: that takes effect once, for the settings in which it
-    differs from what code declared before, and older code does not undo newer code.
+    differs from what code declared before, and older code does not undo newer code. With `was`, the settings as JSON
+    that the client has seen (`{}`: none), a change of others is refused.
     """
     by, act = request.client_name(params.worker), "kind.declare" if params.is_declared else "kind.set"
     note = request.note(act, target=params.kind, fields=body, worker=params.worker)
     info = await request.parts.engine.operations.set_kind(
-        params.kind, body, by=by, is_declared=params.is_declared, note=note
+        params.kind, body, by=by, is_declared=params.is_declared, was=params.seen, note=note
     )
     assert info is not None  # noqa: S101 - it was just set
     return info
 
 
-@delete("/v1/kinds/{kind}", needs("operate", kinds=Where.PATH), READS)
-async def delete_kind(request: ApiRequest, params: ChangedKind) -> KindDeleted:
-    """Remove the settings of a kind, if it has any. `worker` is for the log."""
-    note = request.note("kind.delete", target=params.kind, worker=params.worker)
-    await request.parts.engine.operations.set_kind(params.kind, None, by=request.client_name(params.worker), note=note)
+@delete("/v1/kinds/{kind}", needs("operate", kinds=Where.PATH), READS | _CHANGED)
+async def delete_kind(request: ApiRequest, params: ChangedSettings) -> KindDeleted:
+    """Remove the settings of a kind, if it has any. `worker` is for the log, and `was` as in a change."""
+    note, by = request.note("kind.delete", target=params.kind, worker=params.worker), request.client_name(params.worker)
+    await request.parts.engine.operations.set_kind(params.kind, None, by=by, was=params.seen, note=note)
     return KindDeleted(kind=params.kind)
 
 

@@ -15,13 +15,14 @@ from leasekit.server.declarations import declare, digest_of
 from leasekit.server.key_rooms import release_kinds
 from leasekit.server.roles.audit import Counted
 from leasekit.server.roles.frontend import moment
+from leasekit.server.roles.tokens import Conflict
 from leasekit.server.rooms import Rooms
 from leasekit.server.store import KindRow, View
 from leasekit.server.store.kind_defaults import decoded
 from leasekit.server.store.kind_rules import NO_RULES, rules_of
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import KindInfo, KindSettings
-from leasekit.wire import given
+from leasekit.wire import KindRequest, given
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,6 +34,7 @@ class KindChange(NamedTuple):
     settings: KindSettings | None  # None: the kind is to have none
     by: str | None  # who asked
     is_declared: bool = False  # whether the code of a worker says so, and not an operator
+    was: KindSettings | None = None  # refuse a change of other settings than these; None: of any
 
 
 def check_kind(kind: str) -> None:
@@ -42,8 +44,27 @@ def check_kind(kind: str) -> None:
         raise Refused(f"the kind {kind!r} {detail}", errors=[{"field": "kind", "detail": detail}])
 
 
+def settings_in(text: str) -> KindSettings:
+    """Return the settings in a JSON text that says what a kind was seen to have.
+
+    Raises `Conflict` for any other text: no kind has what it says.
+    """
+    try:
+        return msgspec.json.decode(text, type=KindRequest)
+    except ValueError as error:
+        raise Conflict("was", f"must be the settings of a kind, as JSON: {error}") from None
+
+
+def text_of(settings: KindSettings | None) -> str:
+    """Return settings as `settings_in` reads them."""
+    return _encode(settings or KindSettings()).decode()
+
+
 def change(turn: UnitOfWork, changes: Sequence[KindChange]) -> list[Counted[KindInfo | None]]:
-    """Replace the settings of kinds. Settings that are the same already are left as they are."""
+    """Replace the settings of kinds. Settings that are the same already are left as they are.
+
+    Raises `Conflict` for a kind that has not the settings any longer on which its change is based.
+    """
     rows = {row.name: row for row in turn.tx.kinds()}
     if not all(_is_repeat(rows.get(wanted.kind), wanted, turn.now) for wanted in changes):
         turn.tx.begin_change()  # what is read from here on, no other node changes meanwhile
@@ -53,10 +74,18 @@ def change(turn: UnitOfWork, changes: Sequence[KindChange]) -> list[Counted[Kind
         old = rows.get(wanted.kind, KindRow(wanted.kind, None, turn.now, None, 0))
         new = rows[wanted.kind] = _declared(old, wanted, turn.now) if wanted.is_declared else _set(old, wanted)
         if new.settings != old.settings:
+            _check_was(old, wanted)
             rows[wanted.kind] = new = new._replace(changed_at=turn.now, changed_by=wanted.by)
         _write(turn, old, new)
         answers.append(_counted(old, new, wanted))
     return answers
+
+
+def _check_was(row: KindRow, wanted: KindChange) -> None:
+    """Raise `Conflict` if others have changed the settings that a change is to replace since its client saw them."""
+    if wanted.was is not None and (names := _differing(wanted.was, decoded(row))):
+        detail = f"is not what the kind {row.name!r} has by now: others have changed {', '.join(names)}. Look again"
+        raise Conflict("was", detail)
 
 
 def _counted(old: KindRow, new: KindRow, wanted: KindChange) -> Counted[KindInfo | None]:

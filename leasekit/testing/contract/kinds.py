@@ -133,6 +133,22 @@ class Kinds(SchedulerBase):
         await self.sleep(0.01)
         assert await setting.set_kind(kind, KindSettings(priority=1)) == first
 
+    async def test_a_change_that_is_based_on_other_settings_is_refused(self, setting: KindService, kind: str) -> None:
+        none, low, high = KindSettings(), KindSettings(priority=4), KindSettings(priority=0, rate=0.5)
+        with pytest.raises(Refused) as refused:
+            await setting.set_kind(kind, low, was=high)
+        assert [error["field"] for error in refused.value.errors] == ["was"]
+        assert await setting.kind(kind) is None
+        for settings, was in ((high, none), (high, none), (low, high)):  # a repeat is no conflict
+            assert (await setting.set_kind(kind, settings, was=was)).settings == settings
+        with pytest.raises(Refused, match="priority, rate"):
+            await setting.set_kind(kind, none, was=high)
+        with pytest.raises(Refused, match="priority, rate"):
+            await setting.delete_kind(kind, was=high)
+        for _ in range(2):
+            await setting.delete_kind(kind, was=low)
+            assert await setting.kind(kind) is None
+
     async def test_settings_that_code_declares_again_change_nothing_that_was_changed_by_hand(
         self, setting: KindService, kind: str
     ) -> None:

@@ -137,6 +137,32 @@ def test_settings_that_the_form_does_not_have_stay(desk: Desk) -> None:
     assert desk.site.server.get("/v1/kinds/k")["settings"] == {"retry": retry, "weight": 2.0}
 
 
+def test_a_form_of_settings_changes_what_its_page_says_and_nothing_else(desk: Desk) -> None:
+    settings = "/v1/kinds/k"
+    review = desk.look("set-kind", kind="k", concurrency=4, review="true")
+    theirs = {"priority": 0, "max_attempts": 3}
+    desk.site.server.call("PUT", settings, theirs)
+    refused = desk.send(review)
+    assert refused.status == 422
+    assert "others have changed priority, max_attempts" in seen(refused).text
+    assert desk.site.server.get(settings)["settings"] == theirs
+    desk.site.server.call("DELETE", settings)
+    assert desk.send(review).status == 303, "it has again what the page has shown"
+    assert desk.send(review).status == 303, "a form that is sent twice is done once"
+    assert desk.site.server.get(settings)["settings"] == {"concurrency": 4}
+
+
+def test_a_form_of_settings_that_was_open_for_long_leaves_what_others_have_changed_since(desk: Desk) -> None:
+    form = {"kind": "k", "review": "true", "was": '{"priority":1,"weight":2}', "priority": "1", "weight": "3"}
+    desk.site.server.call("PUT", "/v1/kinds/k", {"max_attempts": 3, "weight": 2})
+    review = desk.look("set-kind", **form)
+    assert "weight: 2 → 3" in review.text
+    assert "priority" not in review.text
+    assert desk.send(review).status == 303
+    assert desk.site.server.get("/v1/kinds/k")["settings"] == {"max_attempts": 3, "weight": 3.0}
+    assert desk.look("set-kind", **form | {"was": "[]"}).status == 422
+
+
 def test_settings_that_contradict_are_refused_with_the_reason(desk: Desk) -> None:
     page = desk.look("set-kind", kind="k", burst=5, review="true")
     assert page.status == 422

@@ -961,6 +961,26 @@ def test_the_log_names_the_settings_of_a_kind_that_were_changed(service: Service
     ]
 
 
+def test_settings_that_others_have_changed_are_a_conflict(service: Service) -> None:
+    secret = service.local_token(by := uuid.uuid4().hex, ["operate"])
+    path = f"/v1/kinds/own.{uuid.uuid4().hex}"
+    for method, was, body, status in (
+        ("PUT", "%7B%7D", {"priority": 1}, 200),
+        ("PUT", "%7B%7D", {"priority": 1}, 200),
+        ("PUT", "%7B%7D", {"weight": 2}, 409),
+        ("DELETE", "%7B%7D", None, 409),
+        ("DELETE", "%7B%22priority%22%3A9%7D", None, 409),
+        ("DELETE", "%7B%22prio%22%3A1%7D", None, 409),
+        ("DELETE", "1", None, 409),
+        ("DELETE", "", None, 409),
+        ("DELETE", "%7B%22priority%22%3A1%7D", None, 200),
+    ):
+        answer = service.call(secret, method, f"{path}?was={was}", body)
+        assert answer.status == status
+        assert status == 200 or [error["field"] for error in answer.json["errors"]] == ["was"]
+    assert acts(service, by) == [("kind.set", 1), ("kind.set", 0), ("kind.delete", 1)]
+
+
 def test_the_log_names_what_was_given_as_null(service: Service) -> None:
     secret = service.local_token(by := uuid.uuid4().hex, ["submit", "operate"])
     body = {"kind": OWN, "every": 60, "max_attempts": None}

@@ -91,6 +91,19 @@ async def test_what_nodes_declare_and_set_at_one_moment_is_never_forgotten(nodes
         assert (info.settings, info.declared) == (by_hand, by_code)
 
 
+async def test_of_changes_at_one_moment_that_are_based_on_the_same_settings_one_is_made(nodes: list[Engine]) -> None:
+    for kind in map(str, range(20)):
+        was, chosen = KindSettings(), [KindSettings(priority=number) for number in range(NODES)]
+        made = await asyncio.gather(
+            *(
+                node.operations.set_kind(kind, settings, by=None, was=was)
+                for node, settings in zip(nodes, chosen, strict=True)
+            ),
+            return_exceptions=True,
+        )
+        assert sorted(type(answer).__name__ for answer in made) == ["Conflict"] * (NODES - 1) + ["KindInfo"]
+
+
 async def test_no_instant_has_more_leases_than_the_concurrency_of_their_kind_on_all_nodes_together(
     nodes: list[Engine], url: str
 ) -> None:

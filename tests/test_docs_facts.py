@@ -11,7 +11,7 @@ import pytest
 from leasekit import Exponential, Heartbeats, Status
 from leasekit._core.cycle import Cycle, Early
 from leasekit._lifecycle.states import NEXT, Event
-from leasekit.server import end_waits
+from leasekit.server import end_waits, long_poll
 from leasekit.server.http import protocol
 from leasekit.server.http.openapi import EXAMPLES, document
 from leasekit.server.http.routes import OPERATIONS
@@ -188,5 +188,6 @@ def test_the_table_of_bounds_has_what_the_server_checks() -> None:
         f"{MAX_WAITS:,}",
         f"{MAX_KINDS}",
         f"{MAX_WAIT:g} s; more is cut",
+        f"{long_poll._MOST:,} and {long_poll._KINDS:,} at one server; claims beyond that are refused (`429`)",
         f"{end_waits._MOST:,} at one server; beyond that the answer is a refusal (`429` of the table above)",
     ]

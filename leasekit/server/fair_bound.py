@@ -7,6 +7,7 @@ about one request of each.
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from contextvars import ContextVar
 
 CALLER: ContextVar[str] = ContextVar("leasekit-caller", default="")
@@ -41,6 +42,37 @@ class FairBound:
         self.total += amount
         self._of[caller] += amount
         if not self._of[caller]:
+            del self._of[caller]
+
+
+class FairNames:
+    """Counts the different names that each caller has: one that it has several times, once."""
+
+    def __init__(self) -> None:
+        self._numbers = FairBound()
+        self._of: dict[str, Counter[str]] = {}  # caller → name → how many times it has it
+
+    def is_reached(self, caller: str, most: int, names: Iterable[str]) -> bool:
+        """Return whether a caller must not get these: one is new to it, which has its share of `most`."""
+        known = self._of.get(caller, ())
+        return self._numbers.is_reached(caller, most) and any(name not in known for name in names)
+
+    def add(self, caller: str, names: Iterable[str]) -> None:
+        known = self._of.setdefault(caller, Counter())
+        before = len(known)
+        known.update(names)
+        self._numbers.add(caller, len(known) - before)
+
+    def remove(self, caller: str, names: Iterable[str]) -> None:
+        """Note that a caller has each of these names one time less."""
+        known = self._of[caller]
+        before = len(known)
+        for name in names:
+            known[name] -= 1
+            if not known[name]:
+                del known[name]
+        self._numbers.add(caller, len(known) - before)
+        if not known:
             del self._of[caller]
 
 

@@ -18,13 +18,14 @@ from itertools import islice
 from leasekit.errors import Throttled
 from leasekit.server.clock import Clock
 from leasekit.server.commit import Done, resolve
-from leasekit.server.fair_bound import FairBound, caller_of
+from leasekit.server.fair_bound import FairBound, FairNames, caller_of
 from leasekit.server.roles.claims import Answer, WaitingClaim
 from leasekit.server.store.routes import NO_LABELS, gets_at_once, kind_of
 from leasekit.server.unit_of_work import NewlyDue
 from leasekit.task import Claimed, Ticket
 
-_MOST = 10_000  # claims that may wait
+_MOST = 10_000  # claims that may wait …
+_KINDS = 50_000  # … and kinds that they wait for: each node of a database looks at all of its own in each period
 _SOONEST = 0.001  # seconds between two looks
 _SLACK = 1000
 _PAUSE = 1.0  # seconds until a refused claim may be repeated
@@ -59,6 +60,7 @@ class LongPolls:
         self._count = 0
         self._polls: dict[tuple[str, str], _Poll] = {}
         self._of_callers = FairBound()  # their number
+        self._kinds = FairNames()  # those that they wait for, unless they had no time from the start
         # kind → labels of workers → claims, in order of arrival
         self._parked: dict[str, dict[frozenset[str], list[_Poll]]] = {}
         self._due: dict[str, float] = {}  # kind or route → when its next task is due, as far as is known
@@ -171,8 +173,8 @@ class LongPolls:
             self._give_up(poll)
 
     def _begin(self, request: WaitingClaim, wait: float) -> _Poll:
-        if wait > 0 and self._of_callers.is_reached(caller_of(request.claim_id), _MOST):
-            raise Throttled(f"{_MOST} claims wait already", retry_after=_PAUSE)
+        if wait > 0:
+            self._check_room(request)
         loop = asyncio.get_running_loop()
         poll = _Poll(request, loop.create_future(), has_time=wait > 0)
         self._attempt(request, lambda answer: self._after_attempt(poll, answer))
@@ -180,7 +182,16 @@ class LongPolls:
         self._of_callers.add(caller_of(request.claim_id), 1)
         if poll.has_time:
             poll.timeout = loop.call_later(wait, self._time_is_up, poll)
+            self._kinds.add(caller_of(request.claim_id), request.kinds)
         return poll
+
+    def _check_room(self, request: WaitingClaim) -> None:
+        """Raise `Throttled` if too many claims wait, or for too many kinds and this one has others; callers share."""
+        caller = caller_of(request.claim_id)
+        if self._of_callers.is_reached(caller, _MOST):
+            raise Throttled(f"{_MOST} claims wait already", retry_after=_PAUSE)
+        if self._kinds.is_reached(caller, _KINDS, request.kinds):
+            raise Throttled(f"claims wait for {_KINDS} kinds already", retry_after=_PAUSE)
 
     def _try_again(self, poll: _Poll) -> None:
         self._unpark(poll)
@@ -202,7 +213,8 @@ class LongPolls:
         elif answer.claimed is not None:
             self._finish(poll, answer.claimed)
         elif poll.answer.done():
-            pass
+            if answer.again:  # a task may have woken this claim in place of another
+                self._missed.update(kind for kind in poll.claim.kinds if kind in self._parked)
         elif answer.again:
             self._try_again(poll)
         elif not poll.has_time:
@@ -231,6 +243,8 @@ class LongPolls:
         if self._polls.get(poll.key) is poll:
             del self._polls[poll.key]
             self._of_callers.add(caller_of(poll.claim.claim_id), -1)
+            if poll.timeout is not None:
+                self._kinds.remove(caller_of(poll.claim.claim_id), poll.claim.kinds)
         if poll.timeout is not None:
             poll.timeout.cancel()
         resolve(poll.answer, result)

@@ -2,7 +2,7 @@
 
 import math
 
-from leasekit.server.fair_bound import FairBound, caller_of
+from leasekit.server.fair_bound import FairBound, FairNames, caller_of
 
 
 def test_one_caller_alone_gets_all_and_no_more() -> None:
@@ -43,6 +43,24 @@ def test_who_has_nothing_has_room_for_any_amount_and_others_for_the_rest_of_thei
     bound.add("b", 3)
     assert bound.room("a", 10) < 0
     assert bound.room("b", 10) == 2  # half of ten is its share
+
+
+def test_a_name_counts_once_for_each_caller_that_has_it_until_it_has_given_it_back_as_often() -> None:
+    names = FairNames()
+    for _ in range(5):
+        names.add("a", ["x", "y"])
+    assert names.is_reached("a", 2, ["x", "z"])
+    assert not names.is_reached("a", 2, ["y", "x"]), "none of these is new"
+    assert not names.is_reached("a", 3, ["z"])
+    names.add("b", ["x"])
+    assert names.is_reached("a", 3, ["z"])
+    assert not names.is_reached("b", 3, ["z"]), "half of three is its share"
+    for _ in range(4):
+        names.remove("a", ["x", "y"])
+    assert names.is_reached("a", 3, ["z"])
+    names.remove("b", ["x"])
+    names.remove("a", ["y", "x"])
+    assert not names.is_reached("a", 1, ["z"])
 
 
 def test_the_caller_of_a_claim_stands_before_its_id() -> None:

@@ -82,6 +82,68 @@ async def test_the_claims_of_one_token_keep_no_other_from_waiting(
     await until(lambda: bench.answer(Answer()) == ["other/1"])
 
 
+async def refusal_of(claim: "asyncio.Task[Claimed]") -> str:
+    await until(claim.done)
+    return str(claim.exception())
+
+
+async def test_claims_wait_for_many_kinds_only_if_these_are_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_poll, "_KINDS", 4)
+    first = bench.parked("one/1", "a", "b", "c", "d")
+    await until(lambda: bench.answer(Answer()) == ["one/1"])
+    for number in range(2, 9):
+        bench.parked(f"one/{number}", "a", "c", "d", "b")
+        await until(lambda number=number: bench.answer(Answer()) == [f"one/{number}"])  # type: ignore[misc]
+    assert await refusal_of(bench.parked("one/9", "d", "e")) == "claims wait for 4 kinds already"
+    bench.parked("other/1", "e", "f")
+    await until(lambda: bench.answer(Answer()) == ["other/1"])
+    bench.waiting.ready({"a": NewlyDue(1, None)})
+    assert bench.answer(Answer(Claimed(tasks=[]))) == ["one/1"]
+    await first
+    assert "kinds already" in await refusal_of(bench.parked("one/10", "d", "e"))
+
+
+async def test_kinds_that_no_claim_waits_for_any_longer_are_not_counted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_poll, "_KINDS", 2)
+    for number in range(9):
+        claim = bench.parked("c", f"a{number}", f"b{number}")
+        await until(lambda: bench.tried)
+        bench.answer(Answer())
+        bench.waiting.ready({f"a{number}": NewlyDue(1, None)})
+        assert bench.answer(Answer(Claimed(tasks=[]))) == ["c"]
+        await claim
+
+
+async def test_a_claim_that_does_not_wait_is_not_refused_for_its_kinds(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_poll, "_KINDS", 1)
+    bench.parked("c1", "a")
+    await until(lambda: bench.answer(Answer()) == ["c1"])
+    claim = asyncio.create_task(bench.waiting.claim(worker="w", claim_id="c2", kinds=["b"], limit=1, wait=0))
+    await until(lambda: bench.answer(Answer()) == ["c2"])
+    assert (await claim).tasks == []
+    assert "kinds already" in await refusal_of(bench.parked("c3", "b"))
+
+
+async def test_the_wake_of_a_claim_whose_caller_has_left_before_its_turn_goes_to_another(bench: Bench) -> None:
+    first = bench.parked("first", "a")
+    await until(lambda: bench.answer(Answer()) == ["first"])
+    second = bench.parked("second", "a")
+    await until(lambda: bench.answer(Answer()) == ["second"])
+    bench.waiting.ready({"a": NewlyDue(1, None)})
+    first.cancel()
+    await until(first.done)
+    assert bench.answer(Answer(again=True)) == ["first"]
+    bench.waiting.look()
+    assert bench.answer(Answer(Claimed(tasks=[]))) == ["second"]
+    await second
+
+
 async def test_the_turn_of_a_claim_that_failed_goes_to_another_of_its_kinds_with_the_next_look(bench: Bench) -> None:
     claims = [bench.parked("first", "a", "b"), bench.parked("second", "b"), bench.parked("third", "c")]
     await until(lambda: len(bench.tried) == 3)

@@ -5,7 +5,7 @@ Figures of time are in the chaos kit (`worst-requests`): what the slowest heartb
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -300,7 +300,7 @@ async def test_of_many_polls_of_many_kinds_only_one_for_each_kind_that_is_due_is
                 worker=f"w{n}", kinds=[f"{n}-{m}" for m in range(MAX_KINDS)], limit=1, wait=60, claim_id=f"c{n}"
             )
         )
-        for n in range(50)
+        for n in range(30)
     ]
     await until(lambda: len(engine._long_polls._parked) == len(polls) * MAX_KINDS)
     assert tries.count == len(polls)
@@ -368,9 +368,68 @@ async def test_claims_of_many_routes_of_one_token_go_before_no_claim_of_another(
     other = request(8, "four/8", ["k0"])
     with bench.engine._store.transaction() as tx:
         turn = UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1))
-        served, later = claiming._in_reach(turn, [*heavy, *others, other])
-    assert [one.number for one in served] == [0, 6, 7, 8]
+        later = claiming._out_of_reach(turn, [*heavy, *others, other])
     assert {one.number for one in later} == {1, 2, 3, 4, 5}
+
+
+def many_kinds(number: int, claim_id: str, kinds: Sequence[str], *, is_gone: bool = False) -> claiming.WaitingClaim:
+    return claiming.WaitingClaim(number, "w", claim_id, kinds, 1, 0.0, is_gone=is_gone)
+
+
+async def test_claims_of_many_kinds_share_no_transaction(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claiming, "_KINDS", 250)
+    looked_at: list[int] = []
+    lanes = UnitOfWork.lanes
+
+    def noted(turn: UnitOfWork, kinds: Collection[str], *args: Any) -> Any:
+        looked_at.append(len(kinds))
+        return lanes(turn, kinds, *args)
+
+    monkeypatch.setattr(UnitOfWork, "lanes", noted)
+    kinds = [[f"{n}-{m}" for m in range(MAX_KINDS)] for n in range(9)]
+    await bench.schedule(*({"kind": of[-1]} for of in kinds))
+    with anyio.fail_after(60):
+        claims = (
+            bench.engine.claim(worker=f"w{n}", claim_id=f"c{n}", limit=1, kinds=of, wait=0)
+            for n, of in enumerate(kinds)
+        )
+        answers = await asyncio.gather(*claims)
+    assert [[task.kind for task in answer.tasks] for answer in answers] == [[of[-1]] for of in kinds]
+    assert max(looked_at) == 2 * MAX_KINDS
+    monkeypatch.setattr(claiming, "_KINDS", 1)
+    with anyio.fail_after(60):
+        assert (await bench.engine.claim(worker="w", claim_id="c", limit=1, kinds=kinds[0], wait=0)).tasks == []
+
+
+async def test_claims_of_many_kinds_of_one_token_go_before_no_claim_of_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_KINDS", 5)
+    heavy = [many_kinds(number, f"one/{number}", [f"{number}-a", f"{number}-b"]) for number in range(5)]
+    others = [many_kinds(5, "two/5", ["x", "y"]), many_kinds(6, "two/6", ["y", "x"]), many_kinds(7, "one/7", ["0-a"])]
+    with bench.engine._store.transaction() as tx:
+        turn = UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1))
+        later = claiming._out_of_reach(turn, [*heavy, *others])
+    assert {one.number for one in later} == {1, 2, 3, 4}
+
+
+async def test_claims_whose_callers_have_left_are_looked_at_in_many_turns_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_KINDS", 5)
+    gone = [many_kinds(number, f"one/{number}", [f"{number}-a", f"{number}-b"], is_gone=True) for number in range(5)]
+    with bench.engine._store.transaction() as tx:
+        turn = UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1))
+        answers = claiming.claim(turn, gone)
+    assert [answer.again for answer in answers] == [False, False, True, True, True]
+
+
+async def test_claims_of_kinds_without_tasks_read_nothing_of_them(bench: Bench) -> None:
+    await bench.schedule({"kind": "k", "requires": {"a": "1"}}, {"kind": "k", "key": "x"}, {"kind": "k"})
+    kinds = ["k", *(f"k{n}" for n in range(MAX_KINDS - 1))]
+    done(bench)
+    assert len((await bench.engine.claim(worker="w", claim_id="c", limit=9, kinds=kinds, wait=0)).tasks) == 2
+    assert done(bench).rows < 30
 
 
 async def test_a_claim_reads_no_more_lanes_than_it_takes_tasks_from(bench: Bench) -> None:

@@ -187,6 +187,18 @@ server.long_poll:LongPolls._begin
 + self._of_callers.add("", 1)
 tests/server/test_long_poll.py::test_the_claims_of_one_token_keep_no_other_from_waiting
 
+kinds-of-one-token-first: Claims of one token for many kinds go before those of others that came later.
+server.roles.claims:_out_of_reach
+- _first_kinds(_in_turns(requests))
++ _first_kinds(requests)
+tests/server/test_worst_requests.py::test_claims_of_many_kinds_of_one_token_go_before_no_claim_of_another
+
+kinds-of-nobody: The kinds that claims wait for are counted for all tokens together.
+server.long_poll:LongPolls._begin
+- self._kinds.add(caller_of(request.claim_id), request.kinds)
++ self._kinds.add("", request.kinds)
+tests/server/test_long_poll.py::test_claims_wait_for_many_kinds_only_if_these_are_the_same
+
 big-answers-of-all: Big answers about tasks wait for those of other tokens.
 server.http.sending:Sending.of_task
 - self._turns.setdefault(CALLER.get(), asyncio.Semaphore(_OF_TASKS))

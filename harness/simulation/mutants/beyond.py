@@ -122,6 +122,61 @@ _lifecycle.validation:value_fault
 + False
 tests/server/test_worst_requests.py::test_a_value_of_too_many_arrays_is_refused_before_it_is_decoded
 
+kinds-of-all-claims-together: One transaction looks at the kinds of all claims that came.
+server.roles.claims:_out_of_reach
+- len(kinds) > _KINDS
++ False
+tests/server/test_worst_requests.py::test_claims_of_many_kinds_share_no_transaction
+
+known-kinds-wait-too: A claim whose kinds are looked at anyway waits behind those of many kinds.
+server.roles.claims:_first_kinds
+- new = [kind for kind in request.kinds if kind not in kinds]
++ new = request.kinds
+tests/server/test_worst_requests.py::test_claims_of_many_kinds_of_one_token_go_before_no_claim_of_another
+
+kinds-of-left-claims: One transaction looks at the kinds of all claims whose callers have left.
+server.roles.claims:claim
+- _out_of_reach(turn, [item for item in waiting if not item.tickets])
++ _out_of_reach(turn, [item for item in waiting if not (item.tickets or item.is_gone)])
+tests/server/test_worst_requests.py::test_claims_whose_callers_have_left_are_looked_at_in_many_turns_too
+
+left-claims-keep-their-wake: A claim whose caller has left before its turn came keeps the wake of a task.
+server.long_poll:LongPolls._after_attempt
+- if answer.again:
+-     self._missed.update((kind for kind in poll.claim.kinds if kind in self._parked))
++ pass
+tests/server/test_long_poll.py::test_the_wake_of_a_claim_whose_caller_has_left_before_its_turn_goes_to_another
+
+lanes-without-tasks-read: A claim reads a row for each kind and priority, also where no task waits.
+server.store.sql.lanes:_lanes
+- of_lanes.where(first.is_not(None))
++ of_lanes
+tests/server/test_worst_requests.py::test_claims_of_kinds_without_tasks_read_nothing_of_them
+
+keyed-lanes-without-tasks-read: A claim reads a row for each kind and priority as soon as one task has a key.
+server.store.sql.lanes:_keyed_lanes
+- of_lanes.where(has_some, first.is_not(None))
++ of_lanes.where(has_some)
+tests/server/test_worst_requests.py::test_claims_of_kinds_without_tasks_read_nothing_of_them
+
+claims-wait-for-any-kinds: Claims may wait for any number of kinds.
+server.long_poll:LongPolls._check_room
+- self._kinds.is_reached(caller, _KINDS, request.kinds)
++ False
+tests/server/test_long_poll.py::test_claims_wait_for_many_kinds_only_if_these_are_the_same
+
+same-kinds-refused: Claims that wait for the same kinds as many others are refused.
+server.fair_bound:FairNames.is_reached
+- any((name not in known for name in names))
++ True
+tests/server/test_long_poll.py::test_claims_wait_for_many_kinds_only_if_these_are_the_same
+
+kinds-of-answered-claims: The kinds of claims that were answered count for ever.
+server.long_poll:LongPolls._finish
+- self._kinds.remove(caller_of(poll.claim.claim_id), poll.claim.kinds)
++ pass
+tests/server/test_long_poll.py::test_kinds_that_no_claim_waits_for_any_longer_are_not_counted
+
 polls-of-all-kinds-tried: Each look tries a claim of each kind, due or not.
 server.long_poll:LongPolls.look
 - missed, self._missed = self._missed, set()

@@ -2,7 +2,7 @@
 
 import bisect
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import Raw
@@ -30,6 +30,9 @@ _ANSWER = 8 * 1024 * 1024
 
 All answers of one transaction together have at most about twice as many, because heartbeats wait while values are read.
 """
+
+_KINDS = 3000
+"""Different kinds that the claims of one transaction look at, about."""
 
 _ROUTES = 3000
 """Routes of kinds that the claims of one transaction look at, about, each counted for each claim."""
@@ -78,19 +81,18 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     """
     answers = _repeated(turn, [item for item in requests if (item.is_new or turn.is_repeated) and not item.is_gone])
     answers.update(_ended(turn, [item for item in requests if not (item.limit or item.is_gone or id(item) in answers)]))
-    waiting = [item for item in requests if id(item) not in answers]
+    waiting = sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number)
+    later = _out_of_reach(turn, [item for item in waiting if not item.tickets])
+    answers.update((id(item), Answer(again=True)) for item in later)
+    waiting = [item for item in waiting if item not in later] if later else waiting
     answers.update(_drained(turn, waiting))
-    open_claims = (item for item in waiting if not (item.is_gone or id(item) in answers))
-    present = sorted(open_claims, key=lambda item: item.number)
+    present = [item for item in waiting if not (item.is_gone or id(item) in answers)]
     full: dict[str, tuple[float, Why]] = {}
     if any(item.tickets for item in waiting):
         answers.update(_by_tickets(turn, [item for item in present if item.tickets]))
         waiting = [item for item in waiting if not item.tickets]
         present = [item for item in present if not item.tickets]
     if present:
-        present, later = _in_reach(turn, present)
-        answers.update((id(item), Answer(again=True)) for item in later)
-        waiting = [item for item in waiting if item not in later] if later else waiting
         reap(turn)
         due_tasks = _due_tasks(turn, present)
         answers.update(_served(turn, present, due_tasks))
@@ -101,23 +103,47 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     return [answers.get(id(item), _NOTHING) for item in requests]
 
 
-def _in_reach(turn: UnitOfWork, requests: list[WaitingClaim]) -> tuple[list[WaitingClaim], Collection[WaitingClaim]]:
-    """Return those of these claims whose kinds have `_ROUTES` routes together at most, or none; and the others.
+def _out_of_reach(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> set[WaitingClaim]:
+    """Return the claims that are left to a later transaction: this one has many kinds, or routes, to look at.
 
-    The first one of all is among them, whatever it looks at. Callers take turns.
+    The others look at `_KINDS` kinds and `_ROUTES` routes together at most; a claim that adds none is always among
+    them, and so is the first one of all. Callers take turns.
     """
-    if len(requests) == 1 or sum(len(request.kinds) for request in requests) * MOST <= _ROUTES:
-        return requests, ()
-    routes = Counter(map(kind_of, turn.tx.routes({kind for request in requests for kind in request.kinds})))
+    later: set[WaitingClaim] = set()
+    kinds = {kind for request in requests for kind in request.kinds}
+    if len(kinds) > _KINDS:
+        kinds, later = _first_kinds(_in_turns(requests))
+    near = [request for request in requests if request not in later] if later else requests
+    if len(near) > 1 and sum(len(request.kinds) for request in near) * MOST > _ROUTES:
+        routes = Counter(map(kind_of, turn.tx.routes(kinds)))
+        later |= _beyond_routes(_in_turns(near), routes)
+    return later
+
+
+def _first_kinds(requests: Iterable[WaitingClaim]) -> tuple[set[str], set[WaitingClaim]]:
+    """Return the kinds of the first claims, `_KINDS` at most, and the claims that have others."""
+    kinds: set[str] = set()
+    later: set[WaitingClaim] = set()
+    for request in requests:
+        new = [kind for kind in request.kinds if kind not in kinds]
+        if new and kinds and len(kinds) + len(new) > _KINDS:
+            later.add(request)
+        else:
+            kinds.update(new)
+    return kinds, later
+
+
+def _beyond_routes(requests: Iterable[WaitingClaim], routes: Mapping[str, int]) -> set[WaitingClaim]:
+    """Return the claims that are beyond `_ROUTES` with those before them; `routes`: how many each kind has."""
     later: set[WaitingClaim] = set()
     room = _ROUTES
-    for number, request in enumerate(_in_turns(requests)):
+    for number, request in enumerate(requests):
         looks = sum(routes[kind] for kind in request.kinds)
         if looks > room and number:
             later.add(request)
         else:
             room = max(0, room - looks)  # claims that look at none are served in any case
-    return [request for request in requests if request not in later], later
+    return later
 
 
 def _in_turns(requests: Sequence[WaitingClaim]) -> list[WaitingClaim]:

@@ -43,9 +43,9 @@ def _lanes() -> sa.Select[Any, Any, Any]:
         .limit(literal(1))
         .scalar_subquery()
     )
-    return select(priorities.c.value, kinds.c.value, sa.type_coerce(first, sa.Double)).select_from(
-        priorities.join(kinds, literal(value=True))
-    )
+    of_lanes = select(priorities.c.value, kinds.c.value, sa.type_coerce(first, sa.Double))
+    of_lanes = of_lanes.select_from(priorities.join(kinds, literal(value=True)))
+    return of_lanes.where(first.is_not(None))
 
 
 def _keyed_lanes() -> sa.Select[Any, Any, Any]:
@@ -58,7 +58,8 @@ def _keyed_lanes() -> sa.Select[Any, Any, Any]:
     first = func.coalesce(*firsts, type_=sa.Double)
     of_lanes = select(priorities.c.value, kinds.c.value, first)
     of_lanes = of_lanes.select_from(priorities.join(kinds, literal(value=True)))
-    return of_lanes.where(sa.exists(select(literal(1)).select_from(share)))  # no lane is looked at if there is none
+    has_some = sa.exists(select(literal(1)).select_from(share))  # no lane is looked at if there is none
+    return of_lanes.where(has_some, first.is_not(None))
 
 
 _UNKEYED_LANES = _lanes().add_columns(sa.literal_column("0"))

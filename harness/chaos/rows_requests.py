@@ -126,7 +126,7 @@ def _pour(port: int, seed: int, connections: int, reads: bool, over: Event) -> N
 
 
 class _Left:
-    """What of a stream is not sent yet."""
+    """Part of a stream that is not sent yet."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces

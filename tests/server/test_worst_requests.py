@@ -18,6 +18,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from leasekit import wire
 from leasekit._lifecycle import validation
 from leasekit.errors import Refused
 from leasekit.server.engine import Engine
@@ -685,7 +686,7 @@ def test_a_value_of_too_many_arrays_is_refused_before_it_is_decoded(
     def decode(raw: bytes) -> None:
         assert len(raw) < 10, "it was decoded"
 
-    monkeypatch.setattr(validation, "_decode", decode)
+    monkeypatch.setattr(wire, "decode_value", decode)
     body = place + b",".join([item] * ((MAX_PAYLOAD - 10) // (len(item) + 1))) + b"]}]}"
     with pytest.raises(Refused, match=f"arrays and objects: {MAX_NODES:,} at most"):
         validation.read(body, ScheduleRequest)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from leasekit.server.clock import Clock
 from leasekit.server.commit import GroupCommit
-from leasekit.server.fleet import SEEN_FOR, Fleet
+from leasekit.server.fleet import Fleet
 from leasekit.server.readers import Readers
 from leasekit.server.request_classes import NOTE, SET_DRAIN
 from leasekit.server.roles.audit import Note
+from leasekit.server.roles.directory import SEEN_FOR
 from leasekit.server.roles.drains import DrainChange
 from leasekit.server.store import DrainRow
 from leasekit.task import WorkerInfo
@@ -69,8 +70,7 @@ class Drains:
     async def _gone(self) -> list[DrainRow]:
         since = self._clock.peek() - SEEN_FOR
         marks = [mark for mark in await self._readers.read(lambda view: view.drains()) if mark.at < since]
-        known = {worker.name for worker in await self._fleet.workers()} if marks else ()
-        return [mark for mark in marks if mark.worker not in known]
+        return await self._fleet.gone(marks) if marks else []
 
     async def _remove(self, marks: Sequence[DrainRow]) -> None:
         for mark in marks:

@@ -151,7 +151,7 @@ class Engine:
         """The access tokens, as far as this node knows."""
         every = _TOKENS * self._period if is_shared else None
         self.token_watch = TokenWatch(self.tokens, self._readers, self.commit, every=every)
-        self._directory = Directory()
+        self._directory = Directory(self._forget)
         self._cancel_hints = CancelHints()
         self._recorder = Recorder(self.commit.tally, self._id)
         self._inbox = Inbox(self.commit)
@@ -233,7 +233,7 @@ class Engine:
             self.enqueuer.ring(kinds)
 
     async def _waiting_kinds(self) -> list[str]:
-        counts = (await self.queries.stats()).kinds
+        counts = await self.queries.counts()
         return [kind for kind, statuses in counts.items() if not WAITING.isdisjoint(map(Status, statuses))]
 
     async def __aenter__(self) -> "Engine":
@@ -434,8 +434,7 @@ class Engine:
             await self.commit.ask(PROBE, None, size=1)  # a sign for the other nodes
         await self._write_minutes(self._recorder.due(self._clock.peek()))
         await self.token_watch.look()
-        for worker in self.fleet.forget_silent():
-            self._cancel_hints.forget(worker)
+        self.fleet.forget_silent()
         if self._readers.are_open:
             await self._drains.tick(is_consumer=Role.CONSUMER in self.roles)
         self._long_polls.look()
@@ -463,6 +462,11 @@ class Engine:
     async def _on_new_tokens(self) -> None:
         self._tell_others(has_new_tokens=True)
         await self.token_watch.read()
+
+    def _forget(self, worker: str) -> None:
+        """Forget a worker that the directory has forgotten."""
+        self._cancel_hints.forget(worker)
+        self.fleet.tell(worker, "left")
 
     def _wake_drained(self, workers: Sequence[str]) -> None:
         self._long_polls.drain(workers)

@@ -44,6 +44,10 @@ class FairBound:
         if not self._of[caller]:
             del self._of[caller]
 
+    def largest(self) -> str:
+        """Return the caller that has most; there is one."""
+        return max(self._of, key=self._of.__getitem__)
+
 
 class FairNames:
     """Counts the different names that each caller has: one that it has several times, once."""

@@ -1,6 +1,7 @@
 """Fleet: the workers that send requests to an engine and its neighbours, and the nodes that share its store."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from leasekit.server.access import LOCAL, KindPatterns
 from leasekit.server.clock import Clock
@@ -9,16 +10,14 @@ from leasekit.server.http.events import Feed
 from leasekit.server.neighbours import Neighbours
 from leasekit.server.readers import Readers
 from leasekit.server.roles import frontend
-from leasekit.server.roles.directory import Directory, only_node
-from leasekit.server.store import DrainRow, Holding
+from leasekit.server.roles.directory import SEEN_FOR, Directory, Roster, only_node
+from leasekit.server.store import DrainRow
 from leasekit.server.token_book import TokenBook
 from leasekit.server.unit_of_work import TaskEvent
 from leasekit.task import NodeInfo, WorkerInfo
 from leasekit.wire import WorkerWindow
 
-SEEN_FOR = 600.0
-"""Seconds for which a worker without leases is listed."""
-_ANYBODY = {""}  # who uses the name of a worker of which no request was heard
+_T = TypeVar("_T")
 
 
 class Fleet:
@@ -62,7 +61,7 @@ class Fleet:
     def hear(self, worker: str) -> None:
         """Note that a worker has sent a request."""
         if self._directory.hear(worker, self._clock.peek(), caller=CALLER.get()):
-            self._tell(worker, "joined")
+            self.tell(worker, "joined")
 
     def hear_claim(
         self, worker: str, kinds: Sequence[str], labels: Mapping[str, str], *, since: float | None = None
@@ -83,44 +82,67 @@ class Fleet:
         found = [row for row in later if self._kinds_of(starts[row].caller).has_all]
         if is_early or len(found) == len(later):
             return found
-        running, elsewhere = await self._readers.read(lambda view: view.holders()), await self._heard_elsewhere()
-        tokens = self._directory.tokens(elsewhere)
-        if "" in tokens or (self._neighbours is not None and self._neighbours.has_lost_one(SEEN_FOR)):
+        if self._neighbours is not None and self._neighbours.has_lost_one(SEEN_FOR):
             return found
-        return [row for row in later if self._owned([row.worker], self._kinds_of(starts[row].caller), tokens, running)]
+        within = {row: self._within(self._kinds_of(starts[row].caller)) for row in later}
+        return await self._look(
+            lambda roster: [row for row in later if within[row](roster, row.worker)] if roster.is_whole else found
+        )
 
     def note_window(self, worker: str, window: WorkerWindow | None) -> None:
         """Note the window of a worker, if its request tells of one, for the list of workers."""
         if window is not None:
+            self.hear(worker)
             self._directory.note_window(worker, window)
 
-    def forget_silent(self) -> list[str]:
-        """Forget the workers that were not heard of for ten minutes; return them."""
-        silent = self._directory.forget(before=self._clock.peek() - SEEN_FOR)
-        for worker in silent:
-            self._tell(worker, "left")
-        return silent
+    def forget_silent(self) -> None:
+        """Forget the workers that were not heard of for ten minutes."""
+        self._directory.forget(before=self._clock.peek() - SEEN_FOR)
 
     async def workers(self, kinds: KindPatterns | None = None) -> list[WorkerInfo]:
         """List the workers that hold leases or sent a request in the last ten minutes, to any node that is alive.
 
         With `kinds`, those of an access token, only the workers are listed that are altogether of these.
         """
-        running, drains = await self._readers.read(lambda view: (view.holders(), view.drains()))
-        elsewhere = await self._heard_elsewhere()
-        found = self._directory.workers(running, elsewhere, drains)
+        found, _ = await self.page(kinds)
+        return found
+
+    async def page(
+        self, kinds: KindPatterns | None = None, *, after: str = "", limit: int | None = None
+    ) -> tuple[list[WorkerInfo], bool]:
+        """Return the first of the `workers` whose names come after `after`, and whether more follow."""
         if kinds is None:
-            return found
-        own = self._owned([worker.name for worker in found], kinds, self._directory.tokens(elsewhere), running)
-        return [worker for worker in found if worker.name in own]
+            return await self._look(lambda roster: roster.page(after=after, limit=limit))
+        is_own = self._within(kinds)
+        return await self._look(lambda roster: roster.page(lambda name: is_own(roster, name), after=after, limit=limit))
 
     async def worker(self, name: str) -> WorkerInfo | None:
         """Return one of the workers that `workers` lists."""
-        return next((worker for worker in await self.workers() if worker.name == name), None)
+        return await self._look(lambda roster: roster.info(name) if name in roster.names else None)
 
-    async def claimants(self) -> list[WorkerInfo]:
-        """List the workers that sent a request in the last ten minutes; the store is not asked who holds leases."""
-        return self._directory.workers({}, await self._heard_elsewhere())
+    async def gone(self, marks: Collection[DrainRow]) -> list[DrainRow]:
+        """Return those of these drains whose workers are not listed, and were not forgotten or left out either."""
+        now = self._clock.peek()
+        found = [mark for mark in marks if not self._directory.may_have_forgotten(mark.worker, now)]
+        return await self._look(
+            lambda roster: [mark for mark in found if mark.worker not in roster.names] if roster.is_whole else []
+        )
+
+    async def is_handled(self, kind: str) -> bool:
+        """Return whether a worker is known that may run tasks of a kind."""
+        return await self._look(
+            lambda roster: any(worker.kinds is None or kind in worker.kinds for worker in roster.claims())
+        )
+
+    async def at_work(self, limit: int) -> tuple[list[WorkerInfo], list[WorkerInfo], int]:
+        """Return the first workers, those that hold leases, and the number of all."""
+        return await self._look(
+            lambda roster: (roster.page(limit=limit)[0], list(map(roster.info, roster.holders)), len(roster))
+        )
+
+    async def claimants(self) -> Roster:
+        """Return the workers that sent a request in the last ten minutes; the store is not asked who holds leases."""
+        return self._directory.roster({}, await self._heard_elsewhere())
 
     async def holders(self) -> Collection[str]:
         """Return the workers that hold leases."""
@@ -135,30 +157,28 @@ class Fleet:
     async def _heard_elsewhere(self) -> Iterable[bytes]:
         return [] if self._neighbours is None else await self._neighbours.workers()
 
-    def _owned(
-        self,
-        workers: Collection[str],
-        kinds: KindPatterns,
-        tokens: Mapping[str, set[str]],
-        running: Mapping[str, Holding],
-    ) -> set[str]:
-        """Return the workers whose names were used only by access tokens for these kinds, and that hold no others.
+    async def _look(self, look: Callable[[Roster], _T]) -> _T:
+        """Return what a function finds among the workers that are known now; it runs in a reader's thread."""
+        elsewhere, here = await self._heard_elsewhere(), self._directory.roster
+        return await self._readers.read(lambda view: look(here(view.holders(), elsewhere, view.drains())))
+
+    def _within(self, kinds: KindPatterns) -> Callable[[Roster, str], bool]:
+        """Return whether the name of a worker was used only by access tokens for these kinds, and it holds no others.
 
         Which kinds a worker has claimed does not matter: with its token it may claim others too.
         """
-        used = set[str]().union(*(tokens.get(worker, ()) for worker in workers))
-        patterns = {token: self._kinds_of(token).patterns for token in used}
-        within = {token for token in used if patterns[token] and all(map(kinds.cover, patterns[token]))}
-        return {
-            worker
-            for worker in workers
-            if tokens.get(worker, _ANYBODY) <= within and all(map(kinds.match, running.get(worker, Holding()).kinds))
-        }
+        within = self._tokens.within(kinds)
+        if kinds.has_all:
+            within.add("")
+        return lambda roster, name: (
+            within.issuperset(roster.tokens(name)) and all(map(kinds.match, roster.held_kinds(name)))
+        )
 
     def _kinds_of(self, caller: str) -> KindPatterns:
         """Return the kinds of an access token (""; none was needed); no kinds, if it is no longer known."""
         return self._tokens.kinds_of(caller) if caller else LOCAL.kinds
 
-    def _tell(self, worker: str, event: str) -> None:
+    def tell(self, worker: str, event: str) -> None:
+        """Publish an event of a worker."""
         if self._feed.wanted:
             self._feed.publish([TaskEvent(event=event, at=frontend.moment(self._clock.peek()), worker=worker)])

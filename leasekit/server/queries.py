@@ -19,7 +19,7 @@ from leasekit.server.roles import audit, backlog, gates, kinds, periodic, tokens
 from leasekit.server.roles.listing import Listing
 from leasekit.server.roles.selection import split
 from leasekit.server.roles.task_infos import gate_info
-from leasekit.server.roles.unmet import unmet
+from leasekit.server.roles.unmet import unmet, waiting
 from leasekit.server.store import SessionRow, Space, Store, View
 from leasekit.task import Ended, GateInfo, KindInfo, Page, Stats, TaskInfo
 from leasekit.tokens import AuditPage, TokenInfo
@@ -27,6 +27,7 @@ from leasekit.wire import MAX_WAIT
 
 _ENDED_TOGETHER = 20  # ended tasks that one read brings
 _ENDED_BYTES = 4 * 1024 * 1024  # of values of ended tasks in one answer, about
+_UNMET = 1000  # kinds that one read looks at: some milliseconds
 _CHAIN = 10_000  # tasks of a chain whose events a reader follows
 
 
@@ -54,7 +55,7 @@ class Queries:
         self._fleet = fleet
         self._recorder = recorder
         self._counting = asyncio.Lock()
-        self._next_count: asyncio.Task[Stats] | None = None  # that has not begun
+        self._next_count: asyncio.Task[dict[str, dict[str, int]]] | None = None  # that has not begun
 
     async def get(self, task_id: str, *, wait: float = 0) -> TaskInfo | None:
         """Return everything about one task, with users' JSON values as `Raw`; None if no task has this id.
@@ -130,6 +131,12 @@ class Queries:
         )
 
     async def stats(self) -> Stats:
+        """Return the counts of all kinds, and what is unmet of each."""
+        counts = await self.counts()
+        kinds = await self._readers.run(lambda: sorted(waiting(counts)), is_next=True)
+        return Stats(kinds=counts, unmet=await self.unmet(kinds))
+
+    async def counts(self) -> dict[str, dict[str, int]]:
         """Count the tasks of all kinds, which may be a million: who asks while that is done shares the next count."""
         if self._next_count is None:
             self._next_count = asyncio.create_task(self._count_next())
@@ -138,16 +145,25 @@ class Queries:
             )  # all may have gone
         return await asyncio.shield(self._next_count)
 
-    async def _count_next(self) -> Stats:
+    async def _count_next(self) -> dict[str, dict[str, int]]:
         async with self._counting:
             self._next_count = None
             return await self._count()
 
-    async def _count(self) -> Stats:
-        counts = await self._readers.run(self._store.counts)
-        workers = await self._fleet.claimants()
-        found = await self._readers.read(lambda view: unmet(view, counts, workers, now=self._clock.peek()))
-        return Stats(kinds=counts, unmet=found)
+    async def _count(self) -> dict[str, dict[str, int]]:
+        return await self._readers.run(self._store.counts)
+
+    async def unmet(self, kinds: Sequence[str]) -> dict[str, list[dict[str, str]]]:
+        """Return what due tasks of these kinds require and no known worker has, some kinds at a time."""
+        roster, found = await self._fleet.claimants(), dict[str, list[dict[str, str]]]()
+        for start in range(0, len(kinds), _UNMET):
+            some = kinds[start : start + _UNMET]
+
+            def look(view: View, some: Sequence[str] = some) -> dict[str, list[dict[str, str]]]:
+                return unmet(view, some, roster.claims(), now=self._clock.peek())
+
+            found |= await self._readers.read(look, is_next=start > 0)
+        return found
 
     async def backlogs(self, waiting: Mapping[str, int]) -> dict[str, backlog.Backlog]:
         """Return what waits of each of these kinds, given how many tasks of each wait."""

@@ -54,6 +54,10 @@ class TokenBook:
         row = self._rows.get(token_id)
         return KindPatterns(() if row is None else row.kinds.split("/"))
 
+    def within(self, kinds: KindPatterns) -> set[str]:
+        """Return the tokens that are for nothing but these kinds, also those that are no longer valid."""
+        return {row.id for row in self._rows.values() if all(map(kinds.cover, row.kinds.split("/")))}
+
     def learn(self, rows: Sequence[TokenRow]) -> None:
         """Replace what is remembered, and look."""
         self._rows = {row.id: row for row in rows}

@@ -48,7 +48,7 @@ from leasekit.server.roles.gates import GateChange
 from leasekit.server.roles.listing import Listing
 from leasekit.server.roles.periodic import Change as PeriodicChange
 from leasekit.server.roles.selection import seq_of_cursor, split
-from leasekit.server.roles.unmet import unmet
+from leasekit.server.roles.unmet import unmet, waiting
 from leasekit.server.store import RETENTION, PeriodicRow, Tx, View
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.memory import MemoryStore
@@ -303,8 +303,8 @@ class MemoryService:
     async def stats(self) -> Stats:
         """Count the tasks of each kind in each status."""
         with self._view() as view:
-            counts, workers = view.counts(), self._directory.workers({})
-            return Stats(kinds=counts, unmet=unmet(view, counts, workers, now=self._latest))
+            counts, workers = view.counts(), self._directory.roster({}).claims()
+            return Stats(kinds=counts, unmet=unmet(view, waiting(counts), workers, now=self._latest))
 
     def note_window(self, worker: str, window: WorkerWindow) -> None:
         """Note the window of a worker, for the list of workers."""
@@ -314,7 +314,8 @@ class MemoryService:
         """List the workers that have called so far."""
         with self._view() as view:
             marks = [row for row in view.drains() if self._directory.start_of(row.worker).at <= row.at]
-            return self._directory.workers(view.holders(), drains=marks)
+            found, _ = self._directory.roster(view.holders(), drains=marks).page()
+            return found
 
     async def drain(self, worker: str, *, by: str | None) -> WorkerInfo | None:
         """Have a worker take nothing new; None: none of this name has called."""

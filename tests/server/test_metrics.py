@@ -345,7 +345,7 @@ async def test_a_store_that_does_not_answer_costs_the_numbers_of_its_tasks_only(
     await put(engine, "a")
     metrics = Metrics(engine)
     assert await value(metrics, "leasekit_store_up") == 1
-    monkeypatch.setattr(engine.queries, "stats", fail)
+    monkeypatch.setattr(engine.queries, "counts", fail)
     found = await samples(metrics)
     assert found["leasekit_store_up", frozenset()] == 0
     assert not [name for name, _ in found if name == "leasekit_tasks"]
@@ -495,6 +495,16 @@ async def test_sets_of_labels_that_no_worker_has_are_counted_by_kind(engine: Eng
     await engine.claim(worker="w", kinds=["a", "b"], limit=1, wait=0, claim_id="b", labels={"gpu": "a100"})
     assert await value(metrics, "leasekit_requirements_unmet", kind="a") == 1
     assert await value(metrics, "leasekit_requirements_unmet", kind="b") == 0
+
+
+async def test_what_is_unmet_of_a_kind_is_counted_however_many_tasks_of_other_kinds_wait(engine: Engine) -> None:
+    await put(engine, "b")
+    metrics = Metrics(engine)
+    assert await value(metrics, "leasekit_requirements_unmet", kind="b") == 1
+    for start in (0, 500):
+        await engine.schedule([NewTask(kind=f"k{start + n // 2}") for n in range(1000)])
+    assert await value(metrics, "leasekit_requirements_unmet", kind="b") == 1
+    assert await value(metrics, "leasekit_requirements_unmet", kind="other") == 900  # and one is not looked at
 
 
 async def test_the_dashboard_can_be_imported_anywhere(dashboard: Any) -> None:

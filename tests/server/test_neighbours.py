@@ -239,8 +239,9 @@ def test_what_a_node_writes_of_its_workers_is_bounded_and_has_those_that_were_he
     written = here.written(0.0)
     assert written is not None
     assert directory._BYTES - 100 < len(written) <= directory._BYTES
-    assert "" in Directory().tokens([written])  # that it does not tell of all
-    names = [worker.name for worker in Directory().workers({}, [written])]
+    roster = Directory().roster({}, [written])
+    assert not roster.is_whole  # it says that it does not tell of all
+    names = [worker.name for worker in roster.page()[0]]
     assert sorted(f"worker-{19_999 - n}" for n in range(len(names))) == names
     assert here.written(len(written) / directory._RATE - 0.1) is None
     assert here.written(len(written) / directory._RATE + 0.1) is not None
@@ -253,9 +254,11 @@ def test_a_worker_is_the_sum_of_what_nodes_have_heard() -> None:
         if kinds is not None:
             node.claims("w", kinds)
     here, *others = nodes
-    assert here.workers({"w": Holding(2, 60.0)}, [node.written(0.0) or b"" for node in others]) == [
-        WorkerInfo(name="w", last_seen=datetime.fromtimestamp(2, UTC), running=2, kinds=["a", "b"], ttl=60.0)
-    ]
+    roster = here.roster({"w": Holding(2, 60.0)}, [node.written(0.0) or b"" for node in others])
+    assert roster.page() == (
+        [WorkerInfo(name="w", last_seen=datetime.fromtimestamp(2, UTC), running=2, kinds=["a", "b"], ttl=60.0)],
+        False,
+    )
 
 
 def test_workers_that_are_as_before_are_not_written_again(url: str) -> None:

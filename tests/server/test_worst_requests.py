@@ -32,7 +32,7 @@ from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Stats, Task, TaskInfo, Ticket
+from leasekit.task import NewTask, Task, TaskInfo, Ticket
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -754,16 +754,16 @@ async def test_those_who_ask_for_counts_together_share_them(bench: Bench, monkey
     queries = bench.engine.queries
     count = queries._count
 
-    async def counting() -> Stats:
+    async def counting() -> dict[str, dict[str, int]]:
         nonlocal counted
         counted += 1
         return await count()
 
     monkeypatch.setattr(queries, "_count", counting)
-    first = asyncio.create_task(queries.stats())
+    first = asyncio.create_task(queries.counts())
     await until(lambda: counted > 0)
     await bench.schedule({"kind": "counted"})
-    later = await asyncio.gather(*(queries.stats() for _ in range(50)))
+    later = await asyncio.gather(*(queries.counts() for _ in range(50)))
     await first
     assert counted == 2
-    assert all(found.kinds["counted"] == {"new": 1} for found in later), "a count begins after all who share it"
+    assert all(found["counted"] == {"new": 1} for found in later), "a count begins after all who share it"

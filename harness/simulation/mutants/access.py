@@ -230,14 +230,14 @@ server.roles.tokens:_check_order
 tests/server/http/test_http_access.py::test_a_name_that_means_something_else_is_refused[sqlite- admin]
 
 drains-ended-by-anybody: A drain ends when any token claims under the name of its worker.
-server.fleet:Fleet._owned
-- tokens.get(worker, _ANYBODY) <= within
+server.fleet:Fleet._within
+- within.issuperset(roster.tokens(name))
 + True
 tests/server/roles/test_drains.py::test_a_token_for_other_kinds_than_those_of_a_worker_ends_no_drain[sqlite-claim]
 
 leases-unseen: A worker that holds foreign leases since before a restart is that of whoever uses its name.
-server.fleet:Fleet._owned
-- all(map(kinds.match, running.get(worker, Holding()).kinds))
+server.fleet:Fleet._within
+- all(map(kinds.match, roster.held_kinds(name)))
 + True
 tests/server/roles/test_drains.py::test_a_token_for_other_kinds_than_those_of_a_worker_ends_no_drain[sqlite-lease]
 
@@ -248,15 +248,15 @@ server.drains:Drains.tick
 tests/server/roles/test_drains.py::test_soon_after_a_start_no_token_for_some_kinds_ends_a_drain[sqlite]
 
 drains-ended-by-forgotten: What used a name with a token that is forgotten was of no kind.
-server.fleet:Fleet._owned
-- patterns[token] and all(map(kinds.cover, patterns[token]))
-+ all(map(kinds.cover, patterns[token]))
+server.fleet:Fleet._within
+- roster.tokens(name)
++ [token for token in roster.tokens(name) if not token or self._tokens.kinds_of(token).patterns]
 tests/server/roles/test_drains.py::test_a_token_that_is_no_longer_known_ends_no_drain_and_owns_no_worker[sqlite]
 
 tokens-left-out: Of many tokens that have used a name, some count for nothing.
 server.roles.directory:Directory.hear
-- tokens.add(caller if len(tokens) < _TOKENS else "")
-+ tokens.add(caller)
+- caller if len(tokens) < _TOKENS else ""
++ caller
 tests/server/roles/test_drains.py::test_a_token_for_other_kinds_than_those_of_a_worker_ends_no_drain[sqlite-many tokens]
 
 workers-left-out: A node does not say that it leaves workers out.
@@ -264,6 +264,60 @@ server.roles.directory:Directory.written
 - rows.append(_OTHERS)
 + pass
 tests/server/test_neighbours.py::test_what_a_node_writes_of_its_workers_is_bounded_and_has_those_that_were_heard_last
+
+directory-without-end: Made-up workers and kinds fill the memory.
+server.roles.directory:Directory._keep
+- self._bytes.total > _MOST
++ False
+tests/server/roles/test_directory.py::test_a_full_directory_forgets_workers_of_the_token_with_most_the_oldest_first
+
+kinds-for-nothing: The kinds of a worker do not count.
+server.roles.directory:Directory.claims
+- size += _size(kind)
++ size += 0
+tests/server/roles/test_directory.py::test_the_kinds_and_labels_of_a_worker_count_and_what_is_forgotten_is_given_back
+
+forgotten-by-another: A token that makes up workers has those of others forgotten.
+server.roles.directory:Directory._keep
+- self._bytes.largest()
++ next(iter(self._of))
+tests/server/roles/test_directory.py::test_a_full_directory_forgets_workers_of_the_token_with_most_the_oldest_first
+
+claims-for-another: What a token claims under the name of another one's worker counts for that one.
+server.roles.directory:Directory.claims
+- known._replace(kinds=of_worker, labels=labels, start=start, caller=caller, size=size)
++ known._replace(kinds=of_worker, labels=labels, start=start, size=size)
+tests/server/roles/test_directory.py::test_a_worker_counts_for_the_token_of_its_last_claim
+
+forgotten-names-free: The name of a worker that was forgotten is that of whoever uses it next.
+server.roles.directory:Directory.hear
+- self._forgotten.may_have(worker, now)
++ False
+tests/server/roles/test_drains.py::test_a_name_that_was_forgotten_for_lack_of_room_is_that_of_no_token_for_some_kinds[sqlite]
+
+forgotten-is-gone: The drain of a worker ends that was forgotten for lack of room.
+server.fleet:Fleet.gone
+- not self._directory.may_have_forgotten(mark.worker, now)
++ True
+tests/server/roles/test_drains.py::test_a_worker_that_was_forgotten_for_lack_of_room_has_not_gone[sqlite]
+
+forgotten-unsaid: A node does not say that it has forgotten workers.
+server.roles.directory:Directory.written
+- self._forgotten.has_any(now)
++ False
+tests/server/roles/test_directory.py::test_a_node_that_has_forgotten_workers_tells_the_others_so
+
+sign-of-one-token: The workers of one token fill what a node tells the others.
+server.roles.directory:Directory._rows_of
+- size += len(row)
++ pass
+tests/server/roles/test_directory.py::test_what_a_node_writes_leaves_out_workers_of_the_token_with_most
+
+pages-without-end: A page has any number of kinds.
+server.roles.directory:Roster.page
+- size > _PAGE
++ False
+tests/server/roles/test_directory.py::test_a_page_of_workers_ends_where_it_has_very_many_kinds
 
 names-of-lost-nodes: What a server had heard that has left is taken for nothing.
 server.neighbours:Neighbours.has_lost_one
@@ -685,7 +739,7 @@ server.daemon_threads:_run
 tests/server/http/test_garbage.py::test_a_body_is_not_kept[sqlite-too deep]
 
 counts-for-each: Whoever asks for the counts of all kinds has them counted anew.
-server.queries:Queries.stats
+server.queries:Queries.counts
 - self._next_count is None
 + True
 tests/server/test_worst_requests.py::test_those_who_ask_for_counts_together_share_them

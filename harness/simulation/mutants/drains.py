@@ -54,14 +54,14 @@ tests/server/roles/test_drains.py::\
 test_a_process_that_starts_later_under_the_same_name_is_not_drained_and_ends_the_drain
 
 drains-outlive-their-workers: The drain of a worker that has gone is kept.
-server.drains:Drains._gone
-- mark.worker not in known
+server.fleet:Fleet.gone
+- mark.worker not in roster.names
 + False
 tests/server/roles/test_drains.py::test_the_drain_of_a_worker_that_has_gone_is_over
 
 drains-end-under-a-long-task: The drain of a worker that holds a task ends when it has not claimed for long.
-server.drains:Drains._gone
-- mark.worker not in known
+server.fleet:Fleet.gone
+- mark.worker not in roster.names
 + True
 tests/server/roles/test_drains.py::test_the_drain_of_a_worker_that_holds_a_task_goes_on
 

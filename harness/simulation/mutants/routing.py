@@ -98,6 +98,18 @@ server.roles.frontend:_Intake._check_labels
 + False
 tests/server/roles/test_preferences.py::test_a_task_with_a_key_prefers_nothing[memory]
 
+unmet-of-some: What is unmet is listed of some kinds only, if many wait.
+server.queries:Queries.unmet
+- range(0, len(kinds), _UNMET)
++ range(0, len(kinds), _UNMET)[:1]
+tests/server/roles/test_routes.py::test_what_no_known_worker_can_have_is_listed_of_all_kinds_however_many_wait[sqlite]
+
+unmet-of-the-busy: The metric of what is unmet is that of the kinds of which most tasks wait.
+server.http.metrics:_EngineCollector.look
+- [*waits, *most]
++ most
+tests/server/test_metrics.py::test_what_is_unmet_of_a_kind_is_counted_however_many_tasks_of_other_kinds_wait
+
 unmet-twice: Tasks that require the same are listed once for each of their preferences.
 server.roles.unmet:unmet
 - required not in of_kind

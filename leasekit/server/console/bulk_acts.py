@@ -113,7 +113,7 @@ async def _kept(many: Many, visit: Visit, wanted: Bulk) -> Count | None:
         return Count(
             first.tasks, {kind: sum(of.values()) for kind, of in first.kinds.items()}, first.refused, first.token
         )
-    counts = (await visit.engine.queries.stats()).kinds
+    counts = await visit.engine.queries.counts()
     own = [kind for kind in counts if filters.get("kind", kind) == kind]
     chosen = [kind for kind in own if not (many.has_steps and kind.startswith(PREFIXES))]
     kinds = {kind: sum(counts[kind].get(status, 0) for status in statuses) for kind in chosen}

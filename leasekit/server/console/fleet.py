@@ -8,6 +8,7 @@ from leasekit.config import Heartbeats
 from leasekit.server.console.visit import Visit
 from leasekit.task import NodeInfo, WorkerInfo
 
+_WORKERS = 500  # that are listed
 _SHORTEST = 2.0  # seconds of a ttl for which there is a rhythm
 
 
@@ -15,18 +16,23 @@ class Fleet(NamedTuple):
     """The workers and the nodes."""
 
     workers: list[WorkerInfo]
+    """The first of them."""
+    number: int
+    """How many there are."""
+    holders: list[WorkerInfo]
+    """The workers that hold leases."""
     nodes: list[NodeInfo]
     overdue: set[str]
     """Workers that hold leases, and were not heard of for longer than a cycle."""
 
     @property
     def running(self) -> int:
-        return sum(worker.running for worker in self.workers)
+        return sum(worker.running for worker in self.holders)
 
     @property
     def at_risk(self) -> int:
         """The leases of the workers that are overdue."""
-        return sum(worker.running for worker in self.workers if worker.name in self.overdue)
+        return sum(worker.running for worker in self.holders if worker.name in self.overdue)
 
     @property
     def alive(self) -> list[NodeInfo]:
@@ -35,8 +41,11 @@ class Fleet(NamedTuple):
 
 async def fleet(visit: Visit) -> Fleet:
     """Ask for the workers and the nodes."""
-    workers, nodes = await asyncio.gather(visit.engine.fleet.workers(), visit.engine.fleet.nodes())
-    return Fleet(workers, nodes, {worker.name for worker in workers if _is_overdue(worker, visit.now)})
+    (workers, holders, number), nodes = await asyncio.gather(
+        visit.engine.fleet.at_work(_WORKERS), visit.engine.fleet.nodes()
+    )
+    overdue = {worker.name for worker in holders if _is_overdue(worker, visit.now)}
+    return Fleet(workers, number, holders, nodes, overdue)
 
 
 def _is_overdue(worker: WorkerInfo, now: datetime) -> bool:

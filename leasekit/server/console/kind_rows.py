@@ -52,7 +52,7 @@ class KindRow(Struct, frozen=True, kw_only=True):
 
 async def kind_rows(engine: Engine, *, only: str | None = None) -> list[KindRow]:
     """Return the kinds, sorted by name; the busiest, if there are very many. `only` selects one, known or not."""
-    counts = (await engine.queries.stats()).kinds
+    counts = await engine.queries.counts()
     folded = {only: counts.get(only, {})} if only is not None else _busiest(_folded(counts))
     waiting = {
         kind: count

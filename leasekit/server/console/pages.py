@@ -85,7 +85,7 @@ async def tasks(visit: Visit) -> _Values:
 
 
 async def dead(visit: Visit) -> _Values:
-    counts = (await visit.engine.queries.stats()).kinds
+    counts = await visit.engine.queries.counts()
     ended = {kind: {s: n for s, n in of.items() if s in REDRIVABLE} for kind, of in counts.items()}
     return {
         **await _listed(visit, {"status": "dead"}),
@@ -104,7 +104,7 @@ async def _listed(visit: Visit, presets: Mapping[str, str]) -> Mapping[str, Any]
     filters = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
     filters = {name: value for name, value in filters.items() if value is not UNSET}
     filters["limit"] = min(filters["limit"], _TASKS) if "limit" in visit.given else _TASKS
-    counts = (await visit.engine.queries.stats()).kinds
+    counts = await visit.engine.queries.counts()
     is_none = wanted.status is not UNSET and not any(
         of.get(wanted.status) for kind, of in counts.items() if wanted.kind in (UNSET, kind)
     )
@@ -157,8 +157,7 @@ async def _is_unhandled(visit: Visit, info: TaskInfo) -> bool:
     """Return whether a task waits, and no worker is known that runs tasks of its kind."""
     if info.status.ended or (info.worker is not None and info.lease_until is not None):
         return False
-    known = await visit.engine.fleet.workers()
-    return not any(worker.kinds is None or info.kind in worker.kinds for worker in known)
+    return not await visit.engine.fleet.is_handled(info.kind)
 
 
 async def kind(visit: Visit) -> _Values:
@@ -214,7 +213,7 @@ class FlowsSought(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 async def flows(visit: Visit) -> _Values:
-    counts = (await visit.engine.queries.stats()).kinds
+    counts = await visit.engine.queries.counts()
     names = sorted(kind.removeprefix(flow_rows.KIND) for kind in counts if kind.startswith(flow_rows.KIND))
     name = visit.params(FlowsSought).name or next(iter(names), None)
     found = [] if name is None else await flow_rows.newest(visit.engine, name)
@@ -237,9 +236,9 @@ async def find(visit: Visit) -> _Values:
     text, engine = visit.params(Sought).q.strip(), visit.engine
     if await engine.queries.get(text) is not None:
         return RedirectResponse(f"task{query(id=text)}", 303)
-    if text in (await engine.queries.stats()).kinds:
+    if text in await engine.queries.counts():
         return RedirectResponse(f"kind{query(kind=text)}", 303)
-    if any(worker.name == text for worker in await engine.fleet.workers()):
+    if await engine.fleet.worker(text) is not None:
         return RedirectResponse(f"tasks{query(worker=text)}", 303)
     if text.isascii() and len(text) <= 100 and await engine.queries.periodic(text) is not None:
         return RedirectResponse("periodic", 303)

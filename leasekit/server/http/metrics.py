@@ -23,6 +23,7 @@ from leasekit.named import PREFIXES
 from leasekit.server.enqueuer import Enqueuer
 from leasekit.server.histogram import Histogram
 from leasekit.server.roles.backlog import Backlog, count_waiting
+from leasekit.server.roles.unmet import waiting
 from leasekit.server.tally import OTHER
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _KINDS = 100
 _LOOKED_AT = 1000  # kinds for a label: those with most tasks
+_OTHERS = 900  # kinds without a label that are looked at for unmet requirements: those of which most tasks wait
 _IDLE = 3600.0  # seconds without a change of its counts, after which a kind may lose its label
 _METHODS = frozenset({"GET", "HEAD", "POST", "OPTIONS"})
 _DURATIONS = (
@@ -143,31 +145,33 @@ class _EngineCollector(Collector):
         """Count the tasks, and probe the store; if it cannot be read, only the metrics of tasks are left out."""
         self._is_ready = await self._engine.ready() is None
         try:
-            found = await self._engine.queries.stats()
-            tasks = await asyncio.to_thread(self._by_label, found.kinds)  # they may be a million
+            counts = await self._engine.queries.counts()
+            tasks, others = await asyncio.to_thread(self._by_label, counts)  # they may be a million
             waits = {
                 kind: count
                 for kind, count in count_waiting(tasks).items()
                 if kind != OTHER and not kind.startswith(PREFIXES)  # a free name waits for nobody
             }
             self._backlogs = await self._engine.queries.backlogs(waits)
+            unmet = await self._engine.queries.unmet([*waits, *others])
         except BackendError:
             self._tasks, self._backlogs = None, {}
             return
         self._unmet = Counter(dict.fromkeys(waits, 0))
-        for kind, requirements in found.unmet.items():
+        for kind, requirements in unmet.items():
             self._unmet[kind if kind in tasks else OTHER] += len(requirements)
         self._tasks = tasks
 
-    def _by_label(self, stats: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """Return the counts of the kinds that have a label, and those of the others together."""
+    def _by_label(self, stats: dict[str, dict[str, int]]) -> tuple[dict[str, dict[str, int]], list[str]]:
+        """Return the counts of the kinds with a label, and of the others together; and those of which most wait."""
         labels = self._labels.choose(stats, self._clock())
         tasks: dict[str, dict[str, int]] = {}
         for kind, counts in stats.items():
             into = tasks.setdefault(kind if kind in labels else OTHER, {})
             for status, count in counts.items():
                 into[status] = into.get(status, 0) + count
-        return tasks
+        waits = {kind: count for kind, count in waiting(stats).items() if kind not in labels}
+        return tasks, heapq.nlargest(_OTHERS, waits, key=waits.__getitem__)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the metrics; called in a thread other than the event loop's."""

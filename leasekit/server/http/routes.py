@@ -26,6 +26,7 @@ from leasekit.server.http.request import ApiRequest
 from leasekit.server.http.sending import ClaimResponse
 from leasekit.server.kind_leases import CONSUMER
 from leasekit.server.roles.audit import the_one
+from leasekit.server.roles.unmet import waiting
 from leasekit.server.token_book import TokenBook
 from leasekit.task import (
     ChainCancelled,
@@ -345,19 +346,20 @@ async def results(request: ApiRequest, body: ResultsRequest) -> VerdictsAnswer:
 @get("/v1/stats", needs("read", kinds=Where.LISTED), READS)
 async def stats(request: ApiRequest, params: NamePage) -> StatsAnswer:
     """Count the tasks of each kind in each status; the `cursor` of the answer begins the next page of kinds."""
-    found = await request.parts.engine.queries.stats()
-    own = (kind for kind in found.kinds if request.access.kinds.match(kind))
+    queries = request.parts.engine.queries
+    counts = await queries.counts()
+    own = (kind for kind in counts if request.access.kinds.match(kind))
     names, cursor = await asyncio.to_thread(page_of, own, params)
-    unmet = {name: found.unmet[name] for name in names if name in found.unmet}
-    return StatsAnswer(kinds={name: found.kinds[name] for name in names}, unmet=unmet, cursor=cursor)
+    kinds = {name: counts[name] for name in names}
+    return StatsAnswer(kinds=kinds, unmet=await queries.unmet(list(waiting(kinds))), cursor=cursor)
 
 
 @get("/v1/workers", needs("read", kinds=Where.LISTED), READS)
 async def workers(request: ApiRequest, params: NamePage) -> WorkersAnswer:
     """List the workers that hold leases or called lately; the `cursor` of the answer begins the next page."""
-    found = {worker.name: worker for worker in await request.parts.engine.fleet.workers(request.kinds)}
-    names, cursor = page_of(found, params)
-    return WorkersAnswer(workers=[found[name] for name in names], cursor=cursor)
+    after = "" if params.cursor is UNSET else params.cursor
+    found, has_more = await request.parts.engine.fleet.page(request.kinds, after=after, limit=params.limit)
+    return WorkersAnswer(workers=found, cursor=found[-1].name if has_more else None)
 
 
 @get("/v1/nodes", needs("read", kinds=Where.ALL), READS)

@@ -43,7 +43,7 @@ def test_an_error_of_the_server_names_its_request(server: Running, monkeypatch: 
     async def broken() -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(server.engine.queries, "stats", broken)
+    monkeypatch.setattr(server.engine.queries, "counts", broken)
     answer = server.call("GET", "/v1/stats", leasekit_request=VALUE)
     assert (answer.status, answer.headers.get(NAME)) == (500, VALUE)
 

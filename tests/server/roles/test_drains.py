@@ -9,9 +9,9 @@ import pytest
 from leasekit.errors import Refused
 from leasekit.server.access import KindPatterns
 from leasekit.server.fair_bound import CALLER
-from leasekit.server.fleet import SEEN_FOR
-from leasekit.server.roles import drains
+from leasekit.server.roles import directory, drains
 from leasekit.server.roles.audit import Note
+from leasekit.server.roles.directory import SEEN_FOR
 from leasekit.server.roles.tokens import Create
 from leasekit.task import Beat, NewTask, Ticket, WorkerInfo
 from leasekit.wire import TokenRequest
@@ -245,6 +245,47 @@ async def test_a_token_that_is_no_longer_known_ends_no_drain_and_owns_no_worker(
         await bench.engine.tick()
         assert await draining(bench) == ["w"]
     assert await bench.engine.fleet.workers(KindPatterns(["foreign"])) == []
+
+
+async def forgotten(bench: Bench, caller: str, patch: pytest.MonkeyPatch) -> None:
+    """Claim as the worker w, and have it forgotten for lack of room."""
+    patch.setattr(directory, "_MOST", 0)
+    await call(bench, caller, "k")
+    assert len(bench.engine.fleet) == 0
+
+
+async def test_a_name_that_was_forgotten_for_lack_of_room_is_that_of_no_token_for_some_kinds(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, own = await token(bench, "k"), await token(bench, "foreign")
+    await known(bench)
+    await call(bench, others, "k")
+    await drain(bench)
+    with monkeypatch.context() as patch:
+        await forgotten(bench, others, patch)
+    bench.clock.advance(10)
+    await bench.engine.tick()
+    await call(bench, own, "foreign", is_new=True)
+    await bench.engine.tick()
+    assert await draining(bench) == ["w"]
+    assert await bench.engine.fleet.workers(KindPatterns(["foreign"])) == []
+
+
+async def test_a_worker_that_was_forgotten_for_lack_of_room_has_not_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await known(bench)
+    await bench.claim()
+    await drain(bench)
+    bench.clock.advance(SEEN_FOR + 1)
+    with monkeypatch.context() as patch:
+        await forgotten(bench, "", patch)
+    await bench.engine.tick()
+    await bench.engine.tick()
+    assert bench.engine.queries.draining_here == 1
+    await bench.later(2 * SEEN_FOR)
+    await bench.engine.tick()
+    assert bench.engine.queries.draining_here == 0
 
 
 async def test_a_second_drain_is_about_the_process_that_started_since_the_first(bench: Bench) -> None:

@@ -202,6 +202,15 @@ async def test_too_many_sets_of_labels_of_one_kind_are_refused(bench: Bench) -> 
     assert await bench.ids(labels={"host": "h1"}) == ["t1", "known"]
 
 
+async def test_what_no_known_worker_can_have_is_listed_of_all_kinds_however_many_wait(bench: Bench) -> None:
+    for number in range(3):
+        await bench.engine.schedule([NewTask(kind=f"k{number}-{n // 2}") for n in range(800)])
+    await bench.put("a", kind="a", requires=GPU)
+    await bench.put("z", kind="z", requires=GPU)
+    unmet = (await bench.engine.queries.stats()).unmet
+    assert (len(unmet), unmet["a"], unmet["z"]) == (1202, [GPU], [GPU])
+
+
 async def test_what_no_known_worker_can_have_is_listed(bench: Bench) -> None:
     await bench.put("a", requires=GPU | EU)
     await bench.put("b", requires=EU)

@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import socket
 import threading
 from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -214,6 +216,42 @@ def test_pipelined_requests_are_answered_in_their_order(server: Running) -> None
         while data.count(b"HTTP/1.1 200 OK") < 3 or not data.endswith(b"]}"):
             data += connection.recv(65536)
     assert [data.find(b"pipe-%d" % n) for n in range(3)] == sorted(data.find(b"pipe-%d" % n) for n in range(3))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_arrive_wherever_they_are_split(server: Running, seed: int) -> None:
+    """Also where a head or a body ends with a piece that is parsed at once."""
+    rng, sent = Random(seed), b""
+    for number in range(60):
+        body = json.dumps({"ids": [f"split-{number}"]}).encode()
+        is_chunked = rng.random() < 0.3
+        framing = b"transfer-encoding: chunked" if is_chunked else b"content-length: %d"
+        head = (
+            b"POST /v1/tasks/cancel HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n%s\r\nx: "
+            % framing
+        )
+        size = rng.choice((len(body), len(body), 1024, 2048, 5000, rng.randrange(100, 3000)))
+        body = body.ljust(size)
+        head = head if is_chunked else head % len(body)
+        ends_at = len(sent) + len(head) + 4 + len(body)
+        filler = rng.choice((0, -ends_at % 1024, -(ends_at - len(body)) % 1024))  # so that one of them ends a piece
+        sent += head + b"y" * filler + b"\r\n\r\n"
+        while is_chunked and body:
+            part, body = body[: (cut := rng.choice((1, 7, 1024, 5000)))], body[cut:]
+            sent += b"%x\r\n%s\r\n" % (len(part), part)
+        sent += b"0\r\n\r\n" if is_chunked else body
+    with server.open() as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while sent:
+            part = rng.choice((1, 10, 1023, 1024, 1025, 16_384, 70_000))
+            connection.sendall(sent[:part])
+            sent = sent[part:]
+        data = b""
+        while data.count(b"HTTP/1.1 200 OK") < 60 or not data.endswith(b"]}"):
+            more = connection.recv(65536)
+            assert more, data[-500:]
+            data += more
+    assert re.findall(rb"split-(\d+)", data) == [b"%d" % number for number in range(60)]
 
 
 def test_what_comes_behind_a_request_without_an_answer_waits_unparsed(server: Running) -> None:

@@ -243,9 +243,9 @@ def test_requests_arrive_wherever_they_are_split(server: Running, seed: int) -> 
     with server.open() as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while sent:
-            part = rng.choice((1, 10, 1023, 1024, 1025, 16_384, 70_000))
-            connection.sendall(sent[:part])
-            sent = sent[part:]
+            cut = rng.choice((1, 10, 1023, 1024, 1025, 16_384, 70_000))
+            connection.sendall(sent[:cut])
+            sent = sent[cut:]
         data = b""
         while data.count(b"HTTP/1.1 200 OK") < 60 or not data.endswith(b"]}"):
             more = connection.recv(65536)

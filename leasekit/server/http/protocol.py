@@ -240,6 +240,8 @@ class BoundedProtocol(HttpToolsProtocol):
         waiting = [cycle for cycle in self._cycles if not cycle.response_complete]
         earlier = waiting[:-1] if self._has_body else waiting
         self._disconnect()  # answers would meet a closed connection, and each would be logged as an error
+        self._stop_head_timer()
+        self._keep(b"")  # others have the room from now on
         if earlier or any(cycle.response_started for cycle in waiting):
             self.transport.abort()  # a client would take this for the answer to what may have been applied
         else:

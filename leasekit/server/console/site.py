@@ -159,7 +159,8 @@ class Console:
     async def _act(self, request: Request, access: Access) -> Response:
         """Say what an act will do (GET), or do it (POST)."""
         if request.method == "POST":
-            visit = self._visit(request, access, await form_of(request, self._is_own))
+            form = await form_of(request, self._is_own)
+            visit = self._visit(request, await self._access_of(request), form)  # it may have ended meanwhile
             values = await done(visit)
         elif request.method in {"GET", "HEAD"}:
             visit = self._visit(request, access)

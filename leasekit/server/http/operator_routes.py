@@ -172,7 +172,9 @@ async def set_kind(request: ApiRequest, params: PutKind, body: KindRequest) -> K
         params.kind, body, by=by, is_declared=params.is_declared, was=params.seen, note=note
     )
     assert info is not None  # noqa: S101 - it was just set
-    return info
+    if "read" in request.access.scopes:
+        return info
+    return replace(info, settings=body, declared=body if params.is_declared else None)  # what it has sent
 
 
 @delete("/v1/kinds/{kind}", needs("operate", kinds=Where.PATH), READS | _CHANGED)

@@ -272,11 +272,23 @@ class _Flow(FlowControl):
 
 
 class _Body:
-    """Reads a body after its head: for a request that offers another protocol, such as HTTP/2, which is ignored."""
+    """Reads a body after its head: for a request that offers another protocol, such as HTTP/2, which is ignored.
+
+    What comes behind the body is ignored too: the connection closes with the answer.
+    """
 
     def __init__(self, connection: BoundedProtocol) -> None:
-        self.on_body = connection.on_body
-        self.on_message_complete = connection.on_message_complete
+        self._connection = weakref.proxy(connection)
+        self._is_over = False
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_over:
+            self._connection.on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._connection.on_message_complete()
 
 
 _FRAMING = (b"content-length", b"transfer-encoding")

@@ -159,15 +159,21 @@ class ApiRequest(Request):
         return result
 
     def check_token(self) -> None:
-        """Raise `Unauthenticated` if the access token has become invalid while the request waited.
+        """Raise `Unauthenticated` if the access token has become invalid while the request waited, or arrived.
 
         Raises `Unavailable` if that is not known.
         """
         if not self.parts.auth.is_valid(self.access):
             self.parts.engine.tokens.check_age()
-            raise Unauthenticated("the access token was revoked, or has expired, while the request waited")
+            raise Unauthenticated("the access token was revoked, or has expired, while the request waited or arrived")
 
     async def decode(self, type_: type[Struct]) -> Any:
+        """Read and decode the body. Raises what this class says, and what `check_token` does: it may take its time."""
+        body = await self._decode(type_)
+        self.check_token()
+        return body
+
+    async def _decode(self, type_: type[Struct]) -> Any:
         with self.parts.bodies.arriving() as count:
             body = await self._read(count)
             try:

@@ -39,19 +39,23 @@ def parent_of(task: NewTask) -> str | None:
 def add(turn: UnitOfWork, rows: Sequence[Trigger], parents: Mapping[str, str]) -> list[Trigger]:
     """Note from which tasks these new ones come; return their states, *cancelled* if their chain is."""
     known = turn.tx.roots(set(parents.values()))
-    roots = {row.id: _root(row.id, parents, known) for row in rows if row.id in parents}
+    roots = roots_of([row.id for row in rows if row.id in parents], parents, known)
     turn.tx.add_to_chains([(row.seq, parents[row.id], roots[row.id]) for row in rows if row.id in roots])
     turn.tell_of_chains(roots)
     over = turn.tx.cancelled_chains(set(roots.values()))
     return [_cancelled(turn, row, roots[row.id]) if roots.get(row.id) in over else row for row in rows]
 
 
-def _root(task_id: str, parents: Mapping[str, str], known: Mapping[str, str]) -> str:
-    """Return the root of a task, whose parents may be new too."""
-    way = [task_id]
-    while way[-1] in parents and parents[way[-1]] not in way:
-        way.append(parents[way[-1]])
-    return known.get(way[-1], way[-1])
+def roots_of(ids: Sequence[str], parents: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the root of each of these tasks, whose parents may be new too; a thousand may be in a row."""
+    found: dict[str, str] = {}
+    for task_id in ids:
+        way, last = {task_id}, task_id
+        while last not in found and (parent := parents.get(last)) is not None and parent not in way:
+            way.add(last := parent)
+        root = found[last] if last in found else known.get(last, last)
+        found.update(dict.fromkeys(way, root))
+    return {task_id: found[task_id] for task_id in ids}
 
 
 def _cancelled(turn: UnitOfWork, row: Trigger, root: str) -> Trigger:

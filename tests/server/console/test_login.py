@@ -3,9 +3,10 @@
 import asyncio
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import unescape
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
-from leasekit.server.console import streams
+from leasekit.server.console import site, streams
 from leasekit.server.console.desk import form_of
 from leasekit.server.http.reach import LOCAL_REACH, Reach
 from leasekit.server.store.postgres.store import PostgresStore
@@ -158,6 +159,22 @@ def test_a_session_ends_when_it_is_left_and_when_its_token_is_revoked(door: Door
     assert door.see("", other).status == 200
     assert door.api("DELETE", "/v1/tokens/other").status == 200
     assert door.site.server.call("GET", "/console/", cookie=other).status == 303
+
+
+def test_a_form_whose_session_ends_while_it_arrives_does_nothing(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = door.token("arrives", "read", "operate")
+    cookie = door.log_in(secret)
+
+    async def arrive(request: Request, is_own: Any) -> Mapping[str, str]:
+        form = await form_of(request, is_own)
+        await asyncio.to_thread(door.api, "DELETE", "/v1/tokens/arrives")
+        return form
+
+    monkeypatch.setattr(site, "form_of", arrive)
+    answer = door.post("do", cookie, act="pause", kind="arrives")
+    assert answer.status in (303, 401)
+    assert answer.headers.get("location", "login").startswith("login")
+    assert door.api("GET", "/v1/gates").json["gates"] == []
 
 
 def test_a_session_goes_on_after_a_restart_and_its_cookie_is_not_in_the_store(tmp_path: Path) -> None:

@@ -743,6 +743,31 @@ ENDS = pytest.mark.parametrize("end", [revoke, rotate])
 
 
 @ENDS
+def test_a_request_whose_secret_ends_while_its_body_arrives_does_nothing(service: Service, end: Ends) -> None:
+    """A body may take half a minute: a token that was revoked long ago would make itself another one."""
+    secret = service.local_token(name := uuid.uuid4().hex, ["submit"])
+    body = json.dumps({"tasks": [{"kind": "arrives", "id": (task_id := uuid.uuid4().hex)}]}).encode()
+    head = b"POST /v1/tasks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += b"authorization: Bearer %s\r\ncontent-length: %d\r\n\r\n" % (secret.encode(), len(body))
+    with service.server.open() as connection:
+        connection.sendall(head + body[:5])
+        eventually(lambda: service.server.bodies.size == 5)
+        end(service, name)
+        connection.sendall(body[5:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
+    assert service.call(service.admin, "GET", f"/v1/tasks/{task_id}").status == 404
+
+
+def test_who_may_not_read_is_told_no_settings_of_others(service: Service) -> None:
+    kind = uuid.uuid4().hex
+    assert service.call(service.admin, "PUT", f"/v1/kinds/{kind}", {"priority": 3, "max_attempts": 7}).status == 200
+    operator = service.local_token(uuid.uuid4().hex, ["operate"])
+    declared = service.call(operator, "PUT", f"/v1/kinds/{kind}?is_declared=true", {"concurrency": 5})
+    assert declared.status == 200
+    assert declared.json["settings"] == declared.json["declared"] == {"concurrency": 5}
+
+
+@ENDS
 def test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds(service: Service, end: Ends) -> None:
     secret = service.local_token(name := uuid.uuid4().hex, ["read"], ("own.*",))
     with service.server.open() as stream:

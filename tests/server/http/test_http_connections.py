@@ -209,6 +209,18 @@ def test_an_offer_of_http_2_is_ignored_and_its_body_read(server: Running, is_spl
     assert b"offered" in answer
 
 
+def test_what_comes_behind_an_offer_is_not_of_its_body(server: Running) -> None:
+    """A proxy may send it for another client: the task of one would have the request of the other as its payload."""
+    offer = b"\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n"
+    first = request("/v1/tasks/cancel", {"ids": ["offered"]}).replace(b"\r\n\r\n", offer)
+    with server.open() as connection:
+        connection.sendall(first + request("/v1/tasks/cancel", {"ids": ["behind"]}))
+        answer = read_all(connection)
+    assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"behind" not in answer
+
+
 def test_pipelined_requests_are_answered_in_their_order(server: Running) -> None:
     with server.open() as connection:
         connection.sendall(b"".join(request("/v1/tasks/cancel", {"ids": [f"pipe-{n}"]}) for n in range(3)))

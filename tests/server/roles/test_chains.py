@@ -142,3 +142,27 @@ async def test_what_waits_for_a_late_task_of_a_cancelled_chain_is_told_of_its_en
     for name in ("before", "beside"):
         info = await bench.info(name)
         assert (info.status, info.reason) == ("dropped", '"late", which it was to run after, ended as cancelled')
+
+
+class _Counting(dict[str, str]):
+    """Counts how many times it is asked for a parent."""
+
+    asked = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked += 1
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_the_roots_of_a_thousand_tasks_in_a_row_are_found_in_one_walk(step: int) -> None:
+    """Walked anew for each of them, they kept the writer of the store for seconds."""
+    ids = [f"t{n}" for n in range(1000)]
+    parents = _Counting({ids[n]: ids[n - 1] for n in range(1, 1000)})
+    roots = chains.roots_of(ids[1:][::step], parents, {"t0": "first"})
+    assert roots == dict.fromkeys(ids[1:], "first")
+    assert parents.asked <= 2000
+
+
+def test_tasks_that_come_from_each_other_have_one_root() -> None:
+    assert chains.roots_of(["a", "b"], {"a": "b", "b": "a"}, {}) == {"a": "b", "b": "b"}

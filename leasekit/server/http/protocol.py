@@ -84,12 +84,16 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._parse(data)
 
-    def parse_on(self) -> None:
-        """Parse what was kept during a pause, and read on."""
-        if self.transport.is_closing():
-            return
+    def go_on(self) -> None:
+        """Parse what was kept during a pause, in which a head was not late."""
         if self._timer is not None:
             self._limit_head()
+        self._parse_on()
+
+    def _parse_on(self) -> None:
+        """Parse what was kept, and read on."""
+        if self.transport.is_closing():
+            return
         unparsed = self._unparsed
         self._keep(b"")
         self._parse(unparsed)
@@ -105,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
             at, pieces = end, pieces + 1
         self._keep(b"" if self.transport.is_closing() else data[at:])
         if self._unparsed and not self.flow.read_paused:
-            self.loop.call_soon(self.parse_on)
+            self.loop.call_soon(self._parse_on)
 
     def _keep(self, unparsed: bytes) -> None:
         """Keep this for later, in the room of heads; read no more if it is much."""
@@ -268,7 +272,7 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if self.read_paused and not self._connection.pipeline:
             self.read_paused = False
-            self._connection.loop.call_soon(self._connection.parse_on)
+            self._connection.loop.call_soon(self._connection.go_on)
 
 
 class _Body:

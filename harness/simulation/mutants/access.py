@@ -774,6 +774,12 @@ server.http.protocol:_Body.on_body
 + True
 tests/server/http/test_http_connections.py::test_what_comes_behind_an_offer_is_not_of_its_body[sqlite]
 
+stop-held-up: A client with TLS that is idle holds up the stop of the server.
+server.http.process:Server._cut_closed
+- connection.transport.abort()
++ pass
+tests/server/http/test_http_tls.py::test_an_idle_client_holds_up_no_stop
+
 fields-without-end: A head has any number of fields.
 server.http.protocol:BoundedProtocol.on_header
 - len(self.headers) > MAX_FIELDS

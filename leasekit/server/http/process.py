@@ -41,6 +41,7 @@ STOP_TIMEOUT = 40  # for requests under way; longer than an answer may take
 HAND_OVER_TIMEOUT = 3  # the same for processes of this machine: until the end nobody else can serve the store
 YIELD_TIMEOUT = 15.0  # for a process that has the store open, and leaves it to a server
 YIELD_PAUSE = 0.05
+_CLOSE_TIMEOUT = 1.0
 _OPEN_FILES = 10_000  # each client takes some, and each connection with TLS 50 KiB of memory before its first request
 _RECEIVED, _SENT = 64 * 1024, 256 * 1024  # bytes that the system and TLS keep for a connection; else it is megabytes
 
@@ -291,7 +292,23 @@ class Server(uvicorn.Server):
         self._parts.bodies.shorten(BODY_TIMEOUT_AT_STOP)
         self._parts.engine.end_waits()
         self._parts.engine.feed.close()
-        await super().shutdown(sockets)
+        cutting = asyncio.create_task(self._cut_closed(), name="leasekit-cutting")
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+
+    async def _cut_closed(self) -> None:
+        """Cut closed connections of clients that do not say that they know it: with TLS, the close waits 30 s for them.
+
+        Nobody else can serve the store until then. What is still to be sent is waited for.
+        """
+        while True:
+            closed = [it for it in self.server_state.connections if it.transport.is_closing()]
+            await asyncio.sleep(_CLOSE_TIMEOUT)
+            for connection in closed:
+                if connection in self.server_state.connections and not connection.transport.get_write_buffer_size():
+                    connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at the first signal, and at once at the second; uvicorn's method would have the process die of it."""

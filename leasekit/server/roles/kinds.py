@@ -51,7 +51,7 @@ def settings_in(text: str) -> KindSettings:
     """
     try:
         return msgspec.json.decode(text, type=KindRequest)
-    except ValueError as error:
+    except (ValueError, msgspec.MsgspecError) as error:
         raise Conflict("was", f"must be the settings of a kind, as JSON: {error}") from None
 
 

@@ -38,13 +38,20 @@ def cert(authority: Authority) -> Path:
 @contextmanager
 def serving(store: Path, *options: str) -> Iterator[str]:
     """A server process; the URL that it printed."""
+    with running(store, *options) as (_, url):
+        yield url
+
+
+@contextmanager
+def running(store: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process, and the URL that it printed."""
     command = [*COMMAND, "serve", "--port", "0", "--store", f"sqlite:///{store}", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
             assert "listening on" in line, process.communicate()
-            yield line.split()[-1]
+            yield process, line.split()[-1]
         finally:
             process.kill()
 
@@ -75,6 +82,21 @@ def soon(fact: Callable[[], bool]) -> None:
     while not fact():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_an_idle_client_holds_up_no_stop(tmp_path: Path, authority: Authority, cert: Path) -> None:
+    """Its close is not answered, and nobody else could serve the store for 30 s."""
+    with running(tmp_path / "tasks.db", "--tls-cert", str(cert)) as (process, url):
+        host, _, port = url.partition("://")[2].rpartition(":")
+        context = ssl.create_default_context(cafile=authority.ca)
+        with (
+            socket.create_connection((host, int(port)), timeout=PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            secure.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert secure.recv(4096).startswith(b"HTTP/1.1 200 ")
+            process.terminate()
+            assert process.wait(20) == 0
 
 
 @pytest.mark.slow

@@ -140,9 +140,8 @@ class Queries:
         """Count the tasks of all kinds, which may be a million: who asks while that is done shares the next count."""
         if self._next_count is None:
             self._next_count = asyncio.create_task(self._count_next())
-            self._next_count.add_done_callback(
-                lambda count: count.cancelled() or count.exception()
-            )  # all may have gone
+            # All who asked may have gone, and then nobody else looks at its error.
+            self._next_count.add_done_callback(lambda count: count.cancelled() or count.exception())
         return await asyncio.shield(self._next_count)
 
     async def _count_next(self) -> dict[str, dict[str, int]]:

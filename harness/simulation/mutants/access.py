@@ -780,6 +780,12 @@ server.http.process:Server._cut_closed
 + pass
 tests/server/http/test_http_tls.py::test_an_idle_client_holds_up_no_stop
 
+roots-walked-anew: The root of each of a thousand tasks in a row is walked for anew.
+server.roles.chains:roots_of
+- found.update(dict.fromkeys(way, root))
++ found[task_id] = root
+tests/server/roles/test_chains.py::test_the_roots_of_a_thousand_tasks_in_a_row_are_found_in_one_walk[-1]
+
 fields-without-end: A head has any number of fields.
 server.http.protocol:BoundedProtocol.on_header
 - len(self.headers) > MAX_FIELDS

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from leasekit.wire import decoder_of
+
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for top in ("leasekit", "adapters") for path in (ROOT / top).rglob("*.py"))
 
@@ -267,3 +269,4 @@ def test_values_of_users_are_decoded_by_one_rule() -> None:
         if (ast.unparse(node.func), len(node.args)) in {("msgspec.json.decode", 1), ("msgspec.json.Decoder", 0)}
     ]
     assert not found
+    assert decoder_of(object).float_hook is float

@@ -401,6 +401,29 @@ def test_a_body_of_many_tiny_chunks_arrives(server: Running) -> None:
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
+def test_tiny_chunks_are_parsed_in_turns(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of a megabyte of them takes a tenth of a second: some connections would keep all others waiting."""
+    turns, parse, receive = Counter[int](), BoundedProtocol._parse, BoundedProtocol._receive
+
+    def begin(connection: BoundedProtocol, data: bytes) -> None:
+        turns[len(turns)] = 0
+        parse(connection, data)
+
+    def count(connection: BoundedProtocol, data: bytes) -> None:
+        turns[len(turns) - 1] += 1
+        receive(connection, data)
+
+    monkeypatch.setattr(BoundedProtocol, "_parse", begin)
+    monkeypatch.setattr(BoundedProtocol, "_receive", count)
+    head = b"POST /v1/tasks/cancel HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\nconnection: close\r\n"
+    with server.open() as connection:
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in json.dumps({"ids": ["x" * 100] * 200}).encode())
+        connection.sendall(head + b"content-type: application/json\r\n\r\n" + chunks + b"0\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+    assert sum(turns.values()) > 20
+    assert max(turns.values()) <= protocol._PIECES
+
+
 # Slow and odd clients -----------------------------------------------------------------------------------------
 
 

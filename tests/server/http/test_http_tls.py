@@ -236,6 +236,13 @@ def test_the_host_header_names_the_server_also_with_tls_and_tokens() -> None:
     assert allowed(opened, request("tasks.example", origin="https://tasks.example"))
 
 
+@pytest.mark.parametrize(("scheme", "is_fine"), [("https", False), ("http", True)])
+def test_a_page_without_tls_has_no_forms_where_the_server_has_tls(scheme: str, *, is_fine: bool) -> None:
+    asked = request("127.0.0.1:8077", origin="http://127.0.0.1:8077")
+    asked.scope["scheme"] = scheme
+    assert allowed(reach(), asked) is is_fine
+
+
 @pytest.mark.parametrize("name", ["", "*", "https://tasks.example", "a, b"])
 def test_a_name_that_no_host_has_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--server-name must be a name or an address"):

@@ -4,7 +4,8 @@ Rule 1: no library is imported here but one whose connection was given.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from leasekit._driver.coding import CLEAR, Coding
 from leasekit._driver.reporting.encoding import submitted
 from leasekit._lifecycle.validation import checked
 from leasekit.codecs import Codecs
+from leasekit.errors import Refused
 from leasekit.hooks import Hooks
 from leasekit.task import NewTask
 from leasekit.wire import ScheduleRequest
@@ -51,18 +53,19 @@ def written(tasks: NewTask | Sequence[NewTask], codec: Codecs = None) -> tuple[b
 
 
 def execute(connection: Any, statement: Statement, values: Sequence[str]) -> None:
-    """Run a statement once for each value. Raises TypeError for a connection of another library."""
+    """Run a statement once for each value. Raises TypeError for a connection of another library, and `Refused`."""
     library = library_of(connection, is_async=False)
     if not values:
         return
-    match library:
-        case "sqlalchemy":
-            connection.execute(_text(statement), [{"task": value} for value in values])
-        case "psycopg":
-            with connection.cursor() as cursor:
-                cursor.executemany(statement.with_parameter("%s"), [(value,) for value in values])
-        case _:
-            connection.executemany(statement.with_parameter("?"), [(value,) for value in values])
+    with _encoded():
+        match library:
+            case "sqlalchemy":
+                connection.execute(_text(statement), [{"task": value} for value in values])
+            case "psycopg":
+                with connection.cursor() as cursor:
+                    cursor.executemany(statement.with_parameter("%s"), [(value,) for value in values])
+            case _:
+                connection.executemany(statement.with_parameter("?"), [(value,) for value in values])
 
 
 def run(connection: Any, statement: str) -> None:
@@ -76,14 +79,27 @@ async def aexecute(connection: Any, statement: Statement, values: Sequence[str])
     library = library_of(connection, is_async=True)
     if not values:
         return
-    match library:
-        case "sqlalchemy":
-            await connection.execute(_text(statement), [{"task": value} for value in values])
-        case "psycopg":
-            async with connection.cursor() as cursor:
-                await cursor.executemany(statement.with_parameter("%s"), [(value,) for value in values])
-        case _:
-            await connection.executemany(statement.with_parameter("?"), [(value,) for value in values])
+    with _encoded():
+        match library:
+            case "sqlalchemy":
+                await connection.execute(_text(statement), [{"task": value} for value in values])
+            case "psycopg":
+                async with connection.cursor() as cursor:
+                    await cursor.executemany(statement.with_parameter("%s"), [(value,) for value in values])
+            case _:
+                await connection.executemany(statement.with_parameter("?"), [(value,) for value in values])
+
+
+@contextmanager
+def _encoded() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        character = error.object[error.start]
+        raise Refused(
+            f"the task has the character {character!a}, which a connection with the encoding {error.encoding} cannot "
+            "send: give the connection client_encoding=UTF8"
+        ) from None
 
 
 def library_of(connection: object, *, is_async: bool) -> str:

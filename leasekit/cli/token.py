@@ -148,11 +148,16 @@ def _hand_out(made: NewToken, out: Path | None, *, as_json: bool) -> None:
 
 
 def _write(path: Path, secret: str) -> None:
-    """Write a secret into a new file, or in place of one, readable by its owner only."""
+    """Write a secret into a new file, or in place of one, readable by its owner only; or into a device or a pipe."""
     import os
 
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.exists() and not path.is_file():  # to put a file in its place would take /dev/null from all others
+            path.write_text(f"{secret}\n", encoding="ascii")
+            return
+        if path.is_symlink():
+            raise OSError(None, "a link is there")
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
             file.write(f"{secret}\n")
         part.replace(path)

@@ -1,6 +1,7 @@
 """`leasekit token` and `leasekit audit`, over a store of their own."""
 
 import json
+import os
 import stat
 from pathlib import Path
 
@@ -36,6 +37,27 @@ def test_a_token_is_made_listed_rotated_and_revoked_and_each_is_in_the_log(
     assert all(
         secret not in path.read_bytes().decode("latin-1") for path in tmp_path.glob("tasks.db*") if path.is_file()
     )
+
+
+def test_a_secret_takes_the_place_of_no_device_pipe_or_link(run: Run, store: str, tmp_path: Path) -> None:
+    def made(name: str, out: Path) -> str:
+        return run("token", "create", name, "--store", store, "-s", "read", "--out", str(out)).stderr
+
+    pipe, file, link = tmp_path / "pipe", tmp_path / "file", tmp_path / "link"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    made("piped", pipe)
+    assert is_secret(os.read(reader, 1000).decode().strip())
+    os.close(reader)
+    assert pipe.is_fifo()
+    file.write_text("of somebody")
+    link.symlink_to(file)
+    assert "cannot be written to" in (said := made("linked", link))
+    assert "(a link is there): rotate the token with another --out" in said
+    assert file.read_text() == "of somebody"
+    assert link.is_symlink()
+    assert "cannot be written to" in made("folder", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir() if "tasks.db" not in path.name) == ["file", "link", "pipe"]
 
 
 @pytest.mark.parametrize(

@@ -357,6 +357,15 @@ async def test_an_application_needs_the_right_to_insert_tasks_and_no_other(url: 
         await appeared(nodes[0], name)
 
 
+@pytest.mark.parametrize("put", [with_psycopg, with_a_session])
+def test_a_character_that_the_encoding_of_a_connection_lacks_is_refused(put: Put, url: str) -> None:
+    latin = f"{url}{'&' if '?' in url else '?'}client_encoding=latin1"
+    put(latin, NewTask(kind="k", payload="\u00e9"), "commit")
+    with pytest.raises(Refused, match=r"character '\\u20ac', which .* latin-1 cannot send: .*client_encoding=UTF8"):
+        put(latin, NewTask(kind="k", payload="\u20ac"), "commit")
+    assert len(rows(url)) == 1
+
+
 def test_what_no_service_would_take_is_refused_in_the_call(url: str) -> None:
     with psycopg.connect(url) as connection:
         with pytest.raises(Refused, match="item 0 does not fit"):

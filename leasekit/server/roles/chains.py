@@ -81,5 +81,6 @@ def mark(turn: UnitOfWork, ids: Sequence[str]) -> Sequence[str]:
 def part(view: View, task_id: str, *, after: int) -> Part:
     """Return the next tasks of the chain of a task that are to be cancelled."""
     root = view.roots([task_id]).get(task_id, task_id)
-    rows = view.page(Filter(root=root), after=after, limit=STEP)
+    seqs = view.chained(root, after=after, newest=False, limit=STEP)
+    rows = view.page(Filter(), after=after, limit=STEP, among=seqs)
     return Part(root, [row.id for row in rows if not row.status.ended], rows[-1].seq if len(rows) == STEP else None)

@@ -25,7 +25,7 @@ LOOK = 20_000
 AFTER_ALL = 10**18
 """More than any `seq`, as no cursor is."""
 
-_TAGGED = 2_000  # tasks with a tag, or of a worker, that are looked at in one step
+_TAGGED = 2_000  # tasks with a tag, of a worker or of a chain, that are looked at in one step
 _STEPS = 50  # steps after which a search ends its page, however few tasks it has found
 _STEP = 10  # tasks whose values are loaded at once
 _SCAN = 250  # tasks that a step looks at, at least, if few of them may match: a small page costs no more steps
@@ -70,11 +70,12 @@ class Stretch(NamedTuple):
                 [seq for seq in reversed(held) if seq < after] if wanted.newest else held[bisect_right(held, after) :]
             )
             return cls(left[-1], left) if (left := left[:_TAGGED]) else None
+        if wanted.root is not None:
+            chained = view.chained(wanted.root, after=after, newest=wanted.newest, limit=_TAGGED)
+            return cls(chained[-1], chained) if (chained := [seq for seq in chained if seq <= last]) else None
         first = view.next_seq(after=after, newest=wanted.newest)
         if first is None or first > last:
             return None
-        if wanted.root is not None:
-            return cls(0 if wanted.newest else last)
         return cls(max(0, first - LOOK + 1) if wanted.newest else min(first + LOOK - 1, last))
 
 

@@ -57,8 +57,12 @@ class View(Protocol):
         """Return the first `limit` matching tasks after the one whose `seq` is `after`, in the order of `wanted`.
 
         `until` is the last `seq` that is looked at; None: all are. `among` are the only tasks that are looked at, with
-        the tags of `wanted`; None: it has no tags.
+        the tags of `wanted`; None: it has no tags, and no root.
         """
+        ...
+
+    def chained(self, root: str, *, after: int, newest: bool, limit: int) -> list[int]:
+        """Return the `seq` of the next tasks of a chain, its root among them, after this one, in order."""
         ...
 
     def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:

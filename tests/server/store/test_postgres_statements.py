@@ -25,6 +25,7 @@ SELECT relname FROM pg_stat_user_tables WHERE schemaname = 'leasekit' AND seq_sc
     AND relname NOT IN ('store', 'node', 'task_count', 'version', 'access_token')
 """
 """Tables that were scanned again and again, but for small ones: of tokens, at most a thousand, all are read."""
+_TABLES = "SELECT relname FROM pg_stat_user_tables WHERE schemaname = 'leasekit'"
 _RUNS = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relid = 'leasekit.run'::regclass"
 
 
@@ -97,6 +98,32 @@ async def test_no_request_scans_a_table(postgres: PostgresServer) -> None:
     # The sessions of the engines tell their statistics when they end.
     await until(lambda: _fetched(url, _RUNS) == [(2 * SCANS * 50,)])
     assert _fetched(url, _SCANS) == []
+
+
+@pytest.mark.anyio
+async def test_an_index_is_read_for_what_is_looked_for_also_while_a_database_is_new(postgres: PostgresServer) -> None:
+    """Nothing has counted the rows of its tables then: PostgreSQL takes each index for a short one."""
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    with psycopg.connect(url) as connection:
+        for (table,) in _fetched(url, _TABLES):
+            connection.execute(f"ALTER TABLE leasekit.{table} SET (autovacuum_enabled = false)".encode())
+    async with Engine(PostgresStore(url)) as engine:
+        for number in range(SCANS):  # the plans of statements are kept from the first ones
+            await engine.schedule([NewTask(kind="k", key="key"), NewTask(kind="k", start_deadline=1.0)])
+            await engine.claim(worker="first", kinds=["k"], limit=2, wait=0, claim_id=str(number))
+        for first in range(0, 2 * BATCH, BATCH):
+            numbers = range(first, first + BATCH)
+            await engine.schedule([NewTask(kind="k", key=f"key-{n % 200}", tags=["t"], id=f"t-{n}") for n in numbers])
+        await engine.schedule([NewTask(kind="chained", parent="t-0") for _ in range(BATCH)])
+        assert (await engine.queries.list_tasks(root="t-0", kind="other")).tasks == []
+        await engine.schedule([NewTask(kind="after", after=[f"t-{n}"], start_deadline=60.0) for n in range(BATCH)])
+        claimed = await engine.claim(worker="w", kinds=["k"], limit=BATCH, wait=0, claim_id="c")
+        ends = [Settlement(id=task.id, token=task.token, outcome="success") for task in claimed.tasks]
+        assert {verdict.verdict for verdict in await engine.results("w", ends)} == {"settled"}
+        await engine.tick()
+    await until(lambda: _fetched(url, _RUNS) == [(BATCH,)])
+    assert _fetched(url, "SELECT indexrelname, idx_tup_read FROM pg_stat_user_indexes WHERE idx_tup_read > 20000") == []
 
 
 @pytest.mark.anyio

@@ -82,6 +82,11 @@ class MemoryView(View):
         )
         return [row for row, _ in zip(matching, range(limit), strict=False)]
 
+    def chained(self, root: str, *, after: int, newest: bool, limit: int) -> list[int]:
+        first = [self._tables.seqs[root]] if root in self._tables.seqs else []
+        seqs = first + [seq for seq, (_, its_root) in self._tables.chains.items() if its_root == root]
+        return sorted((seq for seq in seqs if (seq < after if newest else seq > after)), reverse=newest)[:limit]
+
     def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:
         of_tags = [self._tables.tagged.get(tag, {}) for tag in tags]
         rarest = min(of_tags, key=len)

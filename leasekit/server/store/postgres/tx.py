@@ -65,12 +65,14 @@ _COLUMNS = ", ".join(
     for column in trigger.c
     if column is not trigger.c.lease_until
 )
+# `owner IS NULL` would let PostgreSQL read all that waits, by its index, for each key: while a table is new, it takes
+# each index for a short one.
 _QUEUES = f"""
 SELECT queue.* FROM unnest(%s::text[], %s::float8[], %s::bigint[]) AS after(key, due_at, seq), LATERAL (
     SELECT {_COLUMNS}, keyed.key FROM leasekit.keyed JOIN leasekit.trigger USING (seq)
     WHERE keyed.kind = %s AND keyed.priority = %s AND keyed.key = after.key AND keyed.due_at <= %s
         AND (keyed.due_at, keyed.seq) > (after.due_at, after.seq)
-        AND trigger.owner IS NULL AND trigger.next_trigger_at = {QUEUED_AT}
+        AND coalesce(trigger.owner, '') = '' AND trigger.next_trigger_at = {QUEUED_AT}
     ORDER BY keyed.due_at, keyed.seq LIMIT %s FOR NO KEY UPDATE OF trigger SKIP LOCKED
 ) AS queue"""  # noqa: S608
 # Adds those that are not there yet, and locks all, in one order: the condition keeps the others as they are.

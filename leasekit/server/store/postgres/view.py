@@ -91,9 +91,17 @@ class PostgresView(SqlView):
     def page(
         self, wanted: Filter, *, after: int, limit: int, until: int | None = None, among: Sequence[int] | None = None
     ) -> list[Trigger]:
-        if wanted.root is not None and not self._has_kinds():
-            raise Refused("the tables of the database have no room for chains: run `leasekit migrate`")
+        if wanted.root is not None:
+            self._need_chains()
         return super().page(wanted, after=after, limit=limit, until=until, among=among)
+
+    def chained(self, root: str, *, after: int, newest: bool, limit: int) -> list[int]:
+        self._need_chains()
+        return super().chained(root, after=after, newest=newest, limit=limit)
+
+    def _need_chains(self) -> None:
+        if not self._has_kinds():
+            raise Refused("the tables of the database have no room for chains: run `leasekit migrate`")
 
     def tagged(self, tags: Sequence[str], *, after: int, newest: bool, limit: int) -> Tagged:
         if not self._has_kinds():

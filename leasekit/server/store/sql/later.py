@@ -12,7 +12,6 @@ from leasekit.server.store.schema import (
     cancelled_chain,
     chain,
     deadline,
-    is_leased,
     periodic,
     task,
     trigger,
@@ -44,8 +43,10 @@ ADD_WAKES = Insert(wake)
 DROP_WAKES = Statement(sa.delete(wake).where(is_one_of(wake.c.awaited, "awaited")))
 DEADLINES = Statement(select(deadline).where(is_one_of(deadline.c.seq, "seqs")))
 NEXT_DEADLINE = Statement(select(func.min(deadline.c.at)))
+# `is_leased` would let PostgreSQL read all leases, by their index, for each deadline, while its tables are new.
+_IS_HELD = func.coalesce(trigger.c.owner, "") != ""
 _IS_IN_A_BUFFER = (
-    select(trigger.c.seq).where(trigger.c.seq == deadline.c.seq, is_leased(), trigger.c.started_at.is_(None)).exists()
+    select(trigger.c.seq).where(trigger.c.seq == deadline.c.seq, _IS_HELD, trigger.c.started_at.is_(None)).exists()
 )
 PASSED_DEADLINES = Statement(
     select(deadline.c.seq).where(deadline.c.at <= NOW, ~_IS_IN_A_BUFFER).order_by(deadline.c.at).limit(MOST)
@@ -57,6 +58,12 @@ ROOTS = Statement(
     select(task.c.id, func.coalesce(chain.c.root, task.c.id))
     .outerjoin_from(task, chain, chain.c.seq == task.c.seq)
     .where(is_one_of(task.c.id, "ids"))
+)
+_ROOT, _AFTER = bindparam("of_root", type_=sa.Text), bindparam("after", type_=sa.BigInteger)
+SEQ_OF_ROOT = Statement(select(task.c.seq).where(task.c.id == _ROOT))
+CHAINED, CHAINED_NEWEST = (
+    Statement(select(chain.c.seq).where(chain.c.root == _ROOT, place).order_by(order).limit(MOST))
+    for place, order in ((chain.c.seq > _AFTER, chain.c.seq), (chain.c.seq < _AFTER, chain.c.seq.desc()))
 )
 ADD_CHAINS = Insert(chain)
 DROP_CHAINS = Statement(sa.delete(chain).where(is_one_of(chain.c.seq, "seqs")))
@@ -104,6 +111,13 @@ class LaterView(Reads):
     def waits_of(self, ids: Collection[str], *, limit: int | None = None) -> list[tuple[str, str]]:
         rows = self._session.rows(WAITS_OF, ids=ids, most=_ALL if limit is None else limit)
         return sorted(((row[0], row[1]) for row in rows), key=itemgetter(1, 0))
+
+    def chained(self, root: str, *, after: int, newest: bool, limit: int) -> list[int]:
+        statement = CHAINED_NEWEST if newest else CHAINED
+        others = [row[0] for row in self._session.rows(statement, of_root=root, after=after, most=limit)]
+        first = [row[0] for row in self._session.rows(SEQ_OF_ROOT, of_root=root)]
+        first = [seq for seq in first if (seq < after if newest else seq > after)]
+        return sorted(first + others, reverse=newest)[:limit]
 
     def chains_of(self, seqs: Collection[int]) -> dict[int, tuple[str, str]]:
         return {row[0]: (row[1], row[2]) for row in self._session.rows(CHAINS, seqs=seqs)}

@@ -61,8 +61,8 @@ class ListingView(Reads):
         if wanted.scheduled_by is not None:
             query = query.where(task.c.created_at <= wanted.scheduled_by)
         if wanted.root is not None:
-            first, others = select(task.c.seq).where(task.c.id == wanted.root), select(chain.c.seq)
-            query = query.where(seq.in_(sa.union_all(first, others.where(chain.c.root == wanted.root))))
+            is_other = select(chain.c.seq).where(chain.c.seq == seq, chain.c.root == wanted.root).exists()
+            query = query.where(sa.or_(trigger.c.id == wanted.root, is_other))
         of = {} if among is None else {"among": among}
         return self._decoded(self._session.rows(Statement(query), **of))
 

@@ -62,7 +62,7 @@ def execute(connection: Any, statement: Statement, values: Sequence[str]) -> Non
             case "sqlalchemy":
                 connection.execute(_text(statement), [{"task": value} for value in values])
             case "psycopg":
-                with connection.cursor() as cursor:
+                with _psycopg().Cursor(connection) as cursor:
                     cursor.executemany(statement.with_parameter("%s"), [(value,) for value in values])
             case _:
                 connection.executemany(statement.with_parameter("?"), [(value,) for value in values])
@@ -84,7 +84,7 @@ async def aexecute(connection: Any, statement: Statement, values: Sequence[str])
             case "sqlalchemy":
                 await connection.execute(_text(statement), [{"task": value} for value in values])
             case "psycopg":
-                async with connection.cursor() as cursor:
+                async with _psycopg().AsyncCursor(connection) as cursor:
                     await cursor.executemany(statement.with_parameter("%s"), [(value,) for value in values])
             case _:
                 await connection.executemany(statement.with_parameter("?"), [(value,) for value in values])
@@ -117,6 +117,12 @@ def library_of(connection: object, *, is_async: bool) -> str:
             + ("for threads: call `schedule`" if is_async else "for event loops: call `await aschedule`")
         )
     return library
+
+
+def _psycopg() -> Any:
+    import psycopg  # its own cursors, whose parameters are known: a connection may make others
+
+    return psycopg
 
 
 def _text(statement: Statement) -> Any:

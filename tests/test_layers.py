@@ -57,7 +57,7 @@ LAYERS = {
     "_descriptors": Layer(set(), set()),
     "_log": Layer(set(), set()),
     "_forwarding": Layer({"task"}, set()),
-    "_transactions": Layer(VALUES | INSIDE | {"_lifecycle", "hooks", "wire"}, {"msgspec", "sqlalchemy"}),
+    "_transactions": Layer(VALUES | INSIDE | {"_lifecycle", "hooks", "wire"}, {"msgspec", "psycopg", "sqlalchemy"}),
     "console": Layer({"server"}, set()),
     "postgres": Layer({"_transactions", "codecs", "task"}, set()),
     "sqlite": Layer(VALUES | {"_transactions", "client"}, {"msgspec"}),

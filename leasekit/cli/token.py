@@ -1,7 +1,9 @@
 """`leasekit token`: make, list, revoke and rotate access tokens."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
@@ -112,10 +114,10 @@ def token(
             case "revoke":
                 _print_all([client.revoke_token(of)], as_json=as_json)
             case "rotate":
-                _hand_out(client.rotate_token(of, overlap=overlap or 0.0), out, as_json=as_json)
+                _hand_out(partial(client.rotate_token, of, overlap=overlap or 0.0), out, as_json=as_json)
             case _:
-                made = client.create_token(of, scopes=grant.scopes, kinds=grant.kinds, expires_at=grant.expires_at)
-                _hand_out(made, out, as_json=as_json)
+                make = partial(client.create_token, of, scopes=grant.scopes, kinds=grant.kinds)
+                _hand_out(partial(make, expires_at=grant.expires_at), out, as_json=as_json)
 
 
 def _checked(what: str, name: str | None, scopes: Sequence[str]) -> str:
@@ -133,39 +135,42 @@ def _checked(what: str, name: str | None, scopes: Sequence[str]) -> str:
     return name or ""
 
 
-def _hand_out(made: NewToken, out: Path | None, *, as_json: bool) -> None:
-    """Print a secret, or write it into a file of its own."""
+def _hand_out(make: Callable[[], NewToken], out: Path | None, *, as_json: bool) -> None:
+    """Make a secret, and print it, or write it into a file of its own."""
+    made = make() if out is None else _written(out, make)
     info = made.info
-    if out is not None:
-        _write(out, made.secret)
-    elif as_json:
+    if out is None and as_json:
         output.print_json({"secret": made.secret, "info": info})
-    else:
+    elif out is None:
         output.print_line([made.secret])
     where = f"is in {out}" if out is not None else "is not shown again"
     what = f"{info.name!r} may {', '.join(info.scopes)} for {', '.join(info.kinds)}"
     typer.echo(output.plain(f"leasekit token: {what}; its secret {where}"), err=True)
 
 
-def _write(path: Path, secret: str) -> None:
-    """Write a secret into a new file, or in place of one, readable by its owner only; or into a device or a pipe."""
-    import os
+def _written(path: Path, make: Callable[[], NewToken]) -> NewToken:
+    """Make a secret into a new file, or in place of one, readable by its owner only; or into a device or a pipe.
 
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    The file is opened first: who gives itself another secret, and cannot write that down, has none.
+    """
+    part, made = path.with_name(f".{path.name}.{os.getpid()}"), None
     try:
-        if path.exists() and not path.is_file():  # to put a file in its place would take /dev/null from all others
-            path.write_text(f"{secret}\n", encoding="ascii")
-            return
-        if path.is_symlink():
+        # To put a file in its place would take /dev/null from all others.
+        is_special = path.exists() and not path.is_file()
+        if path.is_symlink() and not is_special:
             raise OSError(None, "a link is there")
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
-            file.write(f"{secret}\n")
-        part.replace(path)
+        how = os.O_WRONLY | (0 if is_special else os.O_CREAT | os.O_EXCL)
+        with open(os.open(path if is_special else part, how, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
+            made = make()
+            file.write(f"{made.secret}\n")
+        if not is_special:
+            part.replace(path)
     except OSError as error:
+        then = "nothing was changed, so give another --out" if made is None else "rotate the token with another --out"
+        raise LeasekitError(f"the secret cannot be written to {path} ({error.strerror}): {then}") from error
+    finally:
         part.unlink(missing_ok=True)
-        raise LeasekitError(
-            f"the secret cannot be written to {path} ({error.strerror}): rotate the token with another --out"
-        ) from error
+    return made
 
 
 def _print_one(client: Client, name: str, *, as_json: bool) -> None:

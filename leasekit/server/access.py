@@ -7,10 +7,11 @@ Rule 2: a pattern is a kind, or the beginning of kinds with a `*` behind it. Not
 from collections.abc import Collection, Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from leasekit.tokens import SCOPES, Scope
 
-__all__ = ["LOCAL", "Access", "KindPatterns"]
+__all__ = ["GUEST", "LOCAL", "Access", "KindPatterns"]
 
 
 class KindPatterns:
@@ -54,6 +55,13 @@ class Access(Struct, frozen=True, kw_only=True, gc=False):
     """When the token expires, in seconds since 1970."""
     digest: bytes | None = None
     """The SHA-256 of the secret that the caller has shown: what began with it ends with it, also if its token stays."""
+    is_guest: bool = False
+    """Whether the caller was let in because the store had no token: what began so ends with the first one."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether these rights may end while a request waits."""
+        return self.digest is not None or self.is_guest
 
     @property
     def caller(self) -> str:
@@ -77,3 +85,5 @@ class Access(Struct, frozen=True, kw_only=True, gc=False):
 
 LOCAL = Access(name="local", scopes=frozenset(SCOPES), kinds=KindPatterns(["*"]))
 """A caller of this machine that needs no token: it may do everything."""
+GUEST = replace(LOCAL, is_guest=True)
+"""The same, while the store has no token."""

@@ -147,10 +147,10 @@ class Engine:
         self.room = StoreRoom(store)
         self.commit = self._make_writer(writer)
         is_shared = isinstance(store, SharedStore)
-        self.tokens = TokenBook(self._clock.peek, self._clock.instant, is_shared=is_shared)
+        self.tokens = TokenBook(self._clock.peek)
         """The access tokens, as far as this node knows."""
         every = _TOKENS * self._period if is_shared else None
-        self.token_watch = TokenWatch(self.tokens, self._readers, self.commit, every=every)
+        self.token_watch = TokenWatch(self.tokens, self._readers, self.commit, every=every, instant=self._clock.instant)
         self._directory = Directory(self._forget)
         self._cancel_hints = CancelHints()
         self._recorder = Recorder(self.commit.tally, self._id)

@@ -2,20 +2,18 @@
 
 Rule 1: a secret is found by its SHA-256, so that the time of a look-up tells nothing about secrets that are valid.
 Rule 2: a caller is the secret that it has shown. Without an overlap, a rotation ends what began with the old one.
-Rule 3: what is remembered is as of `read_at`. A node that could not read the tokens for long trusts no secret.
+Rule 3: what is remembered is as of `read_at`. `TokenWatch` says whether that is new enough to be trusted.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from leasekit.errors import Unavailable
 from leasekit.server.access import Access, KindPatterns
 from leasekit.server.roles.tokens import is_valid
 from leasekit.server.store import TokenRow
 from leasekit.tokens import Scope
 
-_TRUSTED = 10.0  # seconds for which what was read counts
 _COARSE = 300.0  # seconds between two notes of the use of one token
 
 
@@ -28,18 +26,16 @@ class _Secret(NamedTuple):
 
 
 class TokenBook:
-    """The access tokens of one engine; for its event loop. `now` is the store's time, `instant` has no steps."""
+    """The access tokens of one engine; for its event loop. `now` is the store's time."""
 
-    def __init__(self, now: Callable[[], float], instant: Callable[[], float], *, is_shared: bool) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._is_shared = is_shared  # other nodes may change the tokens
-        self._instant = instant
         self._rows: dict[str, TokenRow] = {}
         self._secrets: dict[bytes, _Secret] = {}  # by their SHA-256
         self._used: dict[str, float] = {}
         self._watchers: dict[Callable[[], None], Access] = {}
         self.read_at = -math.inf
-        """When the tokens were read, by `instant`."""
+        """When the read began that found these tokens, by a clock without steps."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -58,19 +54,15 @@ class TokenBook:
         """Return the tokens that are for nothing but these kinds, also those that are no longer valid."""
         return {row.id for row in self._rows.values() if all(map(kinds.cover, row.kinds.split("/")))}
 
-    def learn(self, rows: Sequence[TokenRow]) -> None:
+    def learn(self, rows: Sequence[TokenRow], *, read_at: float) -> None:
         """Replace what is remembered, and look."""
         self._rows = {row.id: row for row in rows}
         self._secrets = {digest: secret for row in rows for digest, secret in _secrets_of(row)}
-        self.read_at = self._instant()
+        self.read_at = read_at
         self.look()
 
     def of_digest(self, digest: bytes) -> Access | None:
-        """Return what the token whose secret has this SHA-256 allows; None: there is none, or none that is valid.
-
-        Raises `Unavailable` if the tokens could not be read lately.
-        """
-        self.check_age()
+        """Return what the token whose secret has this SHA-256 allows; None: there is none, or none that is valid."""
         secret_of = self._secrets.get(digest)
         if secret_of is None or not self._is_good(secret_of):
             return None
@@ -78,14 +70,14 @@ class TokenBook:
         return secret_of.access
 
     def is_valid(self, access: Access) -> bool:
-        """Return whether the secret with which a caller came is known to be valid; one that needs none always is.
-
-        If the tokens could not be read lately, no secret is.
-        """
-        return access.digest is None or (self._age <= _TRUSTED and not self._is_over(access))
+        """Return whether what was allowed to a caller, when it came, is allowed now."""
+        if access.digest is None:
+            return not (access.is_guest and self.has_any)
+        secret = self._secrets.get(access.digest)
+        return secret is not None and self._is_good(secret)
 
     def watch(self, access: Access, ended: Callable[[], None]) -> Callable[[], None]:
-        """Call `ended` when the secret of a caller is found to be no longer valid; return a function that ends that."""
+        """Call `ended` when the rights of a caller are found to have ended; return a function that ends that."""
         self._watchers[ended] = access
 
         def leave() -> None:
@@ -94,9 +86,9 @@ class TokenBook:
         return leave
 
     def look(self) -> None:
-        """Call those who watch secrets that are no longer valid."""
+        """Call those who watch rights that have ended."""
         for ended, access in list(self._watchers.items()):
-            if self._is_over(access):
+            if not self.is_valid(access):
                 ended()
 
     def to_note(self) -> Mapping[str, float]:
@@ -111,24 +103,6 @@ class TokenBook:
     def _is_good(self, secret: _Secret) -> bool:
         now = self._now()
         return is_valid(secret.row, now) and (secret.until is None or now < secret.until)
-
-    def _is_over(self, access: Access) -> bool:
-        """Return whether a secret is known to be no longer valid."""
-        if access.digest is None:
-            return False
-        secret = self._secrets.get(access.digest)
-        return secret is None or not self._is_good(secret)
-
-    @property
-    def _age(self) -> float:
-        """The age of what is remembered; 0: no other node changes it."""
-        return self._instant() - self.read_at if self._is_shared else 0.0
-
-    def check_age(self) -> None:
-        """Raise `Unavailable` if the tokens could not be read lately."""
-        if (age := self._age) > _TRUSTED:
-            since = "never" if math.isinf(age) else f"last {age:.0f} s ago"
-            raise Unavailable(f"the access tokens could not be read ({since}): try again later")
 
 
 def _secrets_of(row: TokenRow) -> Iterator[tuple[bytes, _Secret]]:

@@ -327,7 +327,7 @@ tests/server/test_neighbours.py::test_a_name_is_that_of_all_tokens_that_have_use
 
 streams-for-ever: A stream of events goes on when its token is revoked.
 server.http.routes:events
-- access.digest is not None
+- access.may_end
 + False
 tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds[sqlite-revoke]
 
@@ -339,14 +339,14 @@ tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_a
 
 waits-for-ever: A claim that waits goes on when its token is revoked.
 server.token_book:TokenBook.look
-- self._is_over(access)
+- not self.is_valid(access)
 + False
 tests/server/http/test_http_access.py::test_what_waits_ends_when_its_secret_does[sqlite-claims-revoke]
 
 rotated-streams-go-on: What began with the secret before the latest goes on after a rotation without an overlap.
-server.token_book:TokenBook._is_over
-- access.digest is None
-+ access.digest is None or access.token_id in self._rows
+server.token_book:TokenBook.is_valid
+- secret is not None and self._is_good(secret)
++ access.token_id in self._rows
 tests/server/http/test_http_access.py::test_a_stream_ends_when_its_secret_does_and_shows_only_its_kinds[sqlite-rotate]
 
 rotated-sessions-go-on: A session of the console goes on when its token gets another secret.
@@ -493,15 +493,26 @@ server.roles.tokens:forget
 tests/server/roles/test_tokens.py::test_tokens_that_ended_are_kept_for_a_month_and_the_latest_one_for_ever[memory]
 
 old-tokens-trusted: A node that cannot read the tokens goes on with those that it remembers.
-server.token_book:TokenBook.check_age
-- if ...:
--     ...
-+ pass
+server.token_watch:TokenWatch.freshen
+- self._every is None
++ True
 tests/server/store/test_postgres_tokens.py::test_a_node_that_cannot_read_the_tokens_trusts_none
+
+stall-trusted: A node that has stood still trusts what it read before.
+server.token_watch:TokenWatch.freshen
+- self._book.read_at < since
++ self._book.read_at < since - 9
+tests/server/store/test_postgres_tokens.py::test_a_node_that_has_stood_still_reads_the_tokens_before_it_trusts_one
+
+guests-go-on: What began without a token goes on after the store's first token.
+server.token_book:TokenBook.is_valid
+- not (access.is_guest and self.has_any)
++ True
+tests/server/http/test_http_access.py::test_what_began_without_a_token_ends_with_the_first_one[sqlite-claims]
 
 old-streams: A stream of events goes on at a node that cannot read the tokens.
 server.http.routes:_while_valid
-- not tokens.is_valid(access)
+- not await _is_valid(engine, access)
 + False
 tests/server/store/test_postgres_tokens.py::test_a_stream_of_events_ends_at_a_node_that_cannot_read_the_tokens
 """,

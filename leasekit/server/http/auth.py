@@ -13,7 +13,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 
 from leasekit.errors import Throttled
-from leasekit.server.access import LOCAL, Access
+from leasekit.server.access import GUEST, LOCAL, Access
 from leasekit.server.engine import Engine
 from leasekit.server.http.problems import Unauthenticated
 from leasekit.server.log_limit import LogLimit
@@ -71,7 +71,7 @@ class Authenticator:
         values = request.headers.getlist("authorization")
         secret = _bearer(values[0]) if len(values) == 1 else None
         if not (self._is_required or self._engine.tokens.has_any) and (secret is None or not is_secret(secret)):
-            return LOCAL  # what a proxy may have sent on is not for leasekit
+            return GUEST  # what a proxy may have sent on is not for leasekit
         if not values:
             self._refuse(request, "missing", _MISSING)
         if secret is not None and (access := await self.access_of_secret(secret)) is not None:
@@ -87,6 +87,7 @@ class Authenticator:
 
     async def access_of_digest(self, digest: bytes) -> Access | None:
         """Return what the token whose secret has this SHA-256 allows, as `access_of_secret` does."""
+        await self._engine.token_watch.freshen()
         access, now = self._engine.tokens.of_digest(digest), self._engine.clock.instant()
         if access is None and now >= self._look_at:
             self._look_at = now + _AGAIN
@@ -97,10 +98,6 @@ class Authenticator:
     async def log_in(self, request: Request, secret: str) -> Access:
         """Return what the token with this secret allows, for a session. Raises like `access_of`."""
         return await self.access_of_secret(secret) or self._refuse(request, "invalid", _NOT_VALID)
-
-    def is_valid(self, access: Access) -> bool:
-        """Return whether what was allowed to a caller, when it came, is allowed now."""
-        return self._engine.tokens.is_valid(access)
 
     def _refuse(self, request: Request, reason: str, detail: str) -> Access:
         peer = self._peer(request)

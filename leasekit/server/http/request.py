@@ -147,7 +147,7 @@ class ApiRequest(Request):
 
     async def wait(self, watch: DisconnectWatch, answer: Coroutine[Any, Any, _T]) -> _T | None:
         """Do what `watch.wait` does. Raises `Unauthenticated` once the access token is no longer valid."""
-        if self.access.digest is None:
+        if not self.access.may_end:
             return await watch.wait(answer, self.receive)
         over: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         leave = self.parts.engine.tokens.watch(self.access, functools.partial(resolve, over, _OVER))
@@ -155,22 +155,21 @@ class ApiRequest(Request):
             result = await watch.wait(answer, functools.partial(_first, self.receive, over))
         finally:
             leave()
-        self.check_token()
+        await self.check_token()
         return result
 
-    def check_token(self) -> None:
+    async def check_token(self) -> None:
         """Raise `Unauthenticated` if the access token has become invalid while the request waited, or arrived.
 
         Raises `Unavailable` if that is not known.
         """
-        if not self.parts.auth.is_valid(self.access):
-            self.parts.engine.tokens.check_age()
+        if not await self.parts.engine.token_watch.is_valid(self.access):
             raise Unauthenticated("the access token was revoked, or has expired, while the request waited or arrived")
 
     async def decode(self, type_: type[Struct]) -> Any:
         """Read and decode the body. Raises what this class says, and what `check_token` does: it may take its time."""
         body = await self._decode(type_)
-        self.check_token()
+        await self.check_token()
         return body
 
     async def _decode(self, type_: type[Struct]) -> Any:

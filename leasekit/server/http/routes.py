@@ -6,6 +6,7 @@ The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what 
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -13,8 +14,9 @@ from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
-from leasekit.errors import Refused
+from leasekit.errors import BackendError, Refused
 from leasekit.server.access import Access
+from leasekit.server.engine import Engine
 from leasekit.server.http.events import Chain
 from leasekit.server.http.metrics import CONTENT_TYPE
 from leasekit.server.http.needs import ANYBODY, Where, check_successors, needs
@@ -27,7 +29,6 @@ from leasekit.server.http.sending import ClaimResponse
 from leasekit.server.kind_leases import CONSUMER
 from leasekit.server.roles.audit import the_one
 from leasekit.server.roles.unmet import waiting
-from leasekit.server.token_book import TokenBook
 from leasekit.task import (
     ChainCancelled,
     Claimed,
@@ -394,21 +395,21 @@ async def events(request: ApiRequest, params: EventFilters) -> StreamingResponse
     )
     if chain is not None:  # once events are kept, so that no task is missed between the two
         await engine.queries.know_chain(chain, access.kinds)
-    if access.digest is not None:
-        stream = _while_valid(stream, engine.tokens, access)
+    if access.may_end:
+        stream = _while_valid(stream, engine, access)
     return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
 
-async def _while_valid(stream: AsyncGenerator[bytes], tokens: TokenBook, access: Access) -> AsyncGenerator[bytes]:
-    """Pass a stream on until the secret with which it began is no longer known to be valid."""
+async def _while_valid(stream: AsyncGenerator[bytes], engine: Engine, access: Access) -> AsyncGenerator[bytes]:
+    """Pass a stream on until the rights with which it began are no longer known to be valid."""
     over = asyncio.Event()
-    leave, ended = tokens.watch(access, over.set), asyncio.ensure_future(over.wait())
+    leave, ended = engine.tokens.watch(access, over.set), asyncio.ensure_future(over.wait())
     part: asyncio.Future[bytes | None] | None = None
     try:
         while True:
             part = asyncio.ensure_future(anext(stream, None))
             await asyncio.wait((part, ended), return_when=asyncio.FIRST_COMPLETED)
-            if over.is_set() or not tokens.is_valid(access) or (data := part.result()) is None:
+            if over.is_set() or not await _is_valid(engine, access) or (data := part.result()) is None:
                 return
             yield data
     finally:
@@ -418,6 +419,12 @@ async def _while_valid(stream: AsyncGenerator[bytes], tokens: TokenBook, access:
             part.cancel()
             await asyncio.wait((part,))
         await stream.aclose()
+
+
+async def _is_valid(engine: Engine, access: Access) -> bool:
+    with suppress(BackendError):
+        return await engine.token_watch.is_valid(access)
+    return False
 
 
 @get("/metrics", needs("read", kinds=Where.ALL), ALL, media_type="text/plain")

@@ -173,9 +173,7 @@ def is_valid(row: TokenRow, now: float) -> bool:
 
 def is_covered(by: Access, row: TokenRow) -> bool:
     """Return whether a caller may do all that a token allows."""
-    return (
-        by is LOCAL or row.id == by.token_id or by.covers(row.scopes.split(","), row.kinds.split("/"), row.expires_at)
-    )
+    return by.token_id in (None, row.id) or by.covers(row.scopes.split(","), row.kinds.split("/"), row.expires_at)
 
 
 def listed(view: View, by: Access = LOCAL) -> list[TokenInfo]:

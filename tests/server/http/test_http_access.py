@@ -805,6 +805,30 @@ def test_what_waits_ends_when_its_secret_does(service: Service, path: str, end: 
         assert waiting.recv(65536).startswith(b"HTTP/1.1 401")
 
 
+@pytest.mark.parametrize("what", ["claims", "events", "body"])
+def test_what_began_without_a_token_ends_with_the_first_one(run_server: RunServer, what: str) -> None:
+    with run_server() as server:
+        body = json.dumps({"worker": "w", "kinds": ["k"], "claim_id": "c", "wait": 60}).encode()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        path, rest = ("GET /v1/events", b"\r\n") if what == "events" else ("POST /v1/claims", head + body)
+        with server.open() as waiting:
+            waiting.sendall(
+                f"{path} HTTP/1.1\r\nhost: localhost\r\n".encode() + rest[: -10 if what == "body" else None]
+            )
+            if what == "events":
+                assert waiting.recv(65536).startswith(b"HTTP/1.1 200")
+            else:
+                eventually(lambda: server.engine.claims_waiting or server.bodies.size)
+            Service(server)
+            if what == "body":
+                waiting.sendall(rest[-10:])
+            data = b""
+            while b"HTTP/1.1 401" not in data and not data.endswith(b"0\r\n\r\n"):
+                part = waiting.recv(65536)
+                assert part, data
+                data += part
+
+
 def test_bad_tokens_are_locked_out_and_good_ones_are_not(
     run_server: RunServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

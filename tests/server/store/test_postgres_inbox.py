@@ -83,6 +83,12 @@ def with_psycopg(url: str, task: NewTask, ending: Ending) -> None:
         getattr(connection, ending)()
 
 
+def with_other_cursors_of_psycopg(url: str, task: NewTask, ending: Ending) -> None:
+    with psycopg.connect(url, cursor_factory=psycopg.RawCursor) as connection:
+        leasekit.postgres.schedule(connection, task)
+        getattr(connection, ending)()
+
+
 def with_a_connection_of_sqlalchemy(url: str, task: NewTask, ending: Ending) -> None:
     with sa.create_engine(of_sqlalchemy(url), poolclass=sa.NullPool).connect() as connection:
         leasekit.postgres.schedule(connection, task)
@@ -130,6 +136,7 @@ def of_sqlalchemy(url: str) -> str:
 
 LIBRARIES: list[Put] = [
     with_psycopg,
+    with_other_cursors_of_psycopg,
     with_a_connection_of_sqlalchemy,
     with_a_session,
     with_a_scoped_session,

@@ -7,13 +7,12 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from leasekit.errors import Unavailable
-from leasekit.server import engine, token_book
+from leasekit.server import engine, token_watch
 from leasekit.server.engine import Engine
+from leasekit.server.http.auth import Authenticator
 from leasekit.server.http.routes import _while_valid
 from leasekit.server.roles.tokens import Create, Revoke
-from leasekit.server.store import TokenRow
 from leasekit.server.store.postgres.store import PostgresStore
-from leasekit.server.token_book import TokenBook
 from leasekit.tokens import digest_of, new_secret
 from leasekit.wire import TokenRequest
 from tests.postgres_server import PostgresServer
@@ -30,7 +29,7 @@ async def test_the_other_nodes_are_told_of_a_token_that_one_revokes(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "_TOKENS", 3600.0)  # no node looks by itself
-    monkeypatch.setattr(token_book, "_TRUSTED", 3600.0)
+    monkeypatch.setattr(token_watch, "_TRUSTED", 3600.0)
     url = postgres.new_database()
     PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
@@ -58,33 +57,80 @@ async def test_it_is_refused_within_a_second_also_if_the_other_node_was_not_told
 
 
 @pytest.mark.anyio
-async def test_a_node_that_cannot_read_the_tokens_trusts_none(postgres: PostgresServer) -> None:
+async def test_a_node_that_has_stood_still_reads_the_tokens_before_it_trusts_one(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
+        await second.token_watch.stop()
+        await first.operations.change_token(order(secret := new_secret()))
+        await second.token_watch.read()
+        auth = Authenticator(second)
+        access = await auth.access_of_secret(secret)
+        assert access is not None
+        await first.operations.change_token(Revoke("t"))
+        second.tokens.read_at -= 1.5
+        reads = counted(second, monkeypatch)
+        answers = await asyncio.gather(*(auth.access_of_secret(secret) for _ in range(50)))
+        assert not any(answers)
+        assert len(reads) <= 2, "those who wait together share a read"
+        assert not await second.token_watch.is_valid(access)
+
+
+def counted(node: Engine, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Return a list that gets an item for each read of tokens."""
+    reads, read = list[None](), node.token_watch.read
+
+    async def reading() -> None:
+        reads.append(None)
+        await read()
+
+    monkeypatch.setattr(node.token_watch, "read", reading)
+    return reads
+
+
+@pytest.mark.anyio
+async def test_a_node_that_cannot_read_the_tokens_trusts_none(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = postgres.new_database()
     PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as node:
         await node.operations.change_token(order(secret := new_secret()))
-        access = node.tokens.of_digest(digest_of(secret))
+        access = await Authenticator(node).access_of_secret(secret)
         assert access is not None
-        assert node.tokens.is_valid(access)
-        node.tokens.read_at -= 60
-        with pytest.raises(Unavailable, match="could not be read"):
-            node.tokens.of_digest(digest_of(secret))
-        assert not node.tokens.is_valid(access)
+        assert await node.token_watch.is_valid(access)
+        unreadable(node, monkeypatch)
+        for ask in (Authenticator(node).access_of_secret(secret), node.token_watch.is_valid(access)):
+            with pytest.raises(Unavailable, match=r"could not be read .last 60 s ago"):
+                await ask
+
+
+def unreadable(node: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tokens be a minute old, and no longer readable."""
+
+    async def read() -> None:
+        raise Unavailable("the database is away")
+
+    monkeypatch.setattr(node.token_watch, "read", read)
+    node.tokens.read_at -= 60
 
 
 @pytest.mark.anyio
-async def test_a_stream_of_events_ends_at_a_node_that_cannot_read_the_tokens() -> None:
-    now = [0.0]
-    book = TokenBook(lambda: now[0], lambda: now[0], is_shared=True)
-    secret = new_secret()
-    digest = digest_of(secret)
-    book.learn([TokenRow("t", "t", digest, None, None, "read", "*", 0.0, "local", None, None, None, None)])
-    access = book.of_digest(digest)
-    assert access is not None
+async def test_a_stream_of_events_ends_at_a_node_that_cannot_read_the_tokens(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    async with Engine(PostgresStore(url)) as node:
+        await node.operations.change_token(order(secret := new_secret()))
+        access = await Authenticator(node).access_of_secret(secret)
+        assert access is not None
 
-    async def events() -> AsyncGenerator[bytes]:
-        for event in (b"first", b"second"):
-            yield event
-            now[0] += 60
+        async def events() -> AsyncGenerator[bytes]:
+            for event in (b"first", b"second"):
+                yield event
+                unreadable(node, monkeypatch)
 
-    assert [event async for event in _while_valid(events(), book, access)] == [b"first"]
+        assert [event async for event in _while_valid(events(), node, access)] == [b"first"]

@@ -4,7 +4,7 @@ Rule 1: no library is imported here but one whose connection was given.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ async def aexecute(connection: Any, statement: Statement, values: Sequence[str])
 
 
 @contextmanager
-def _encoded() -> Iterator[None]:
+def _encoded() -> Generator[None]:
     try:
         yield
     except UnicodeEncodeError as error:

@@ -54,11 +54,13 @@ class Database:
             return True
         return False
 
-    def create(self) -> None:
-        """Create the tables of leasekit."""
+    def create(self, name: str = _NAME) -> str:
+        """Create a database with the tables of leasekit; return its URL."""
         with psycopg.connect(self.url.replace(f"/{_NAME}?", "/postgres?"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {_NAME}".encode())
-        PostgresStore(self.url).migrate()
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        url = self.url.replace(f"/{_NAME}?", f"/{name}?")
+        PostgresStore(url).migrate()
+        return url
 
     def connect(self) -> "psycopg.Connection[tuple[Any, ...]]":
         return psycopg.connect(self.url)

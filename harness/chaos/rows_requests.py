@@ -5,6 +5,7 @@ import re
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -15,6 +16,7 @@ from random import Random
 from threading import Event
 from typing import Any
 
+from harness.chaos.batches import batches
 from harness.chaos.processes import Process, wait_for
 from harness.chaos.scenarios import scenario
 from harness.chaos.streams import stream
@@ -24,6 +26,7 @@ from leasekit.wire import MAX_BATCH, MAX_BODY, MAX_KINDS, MAX_NODES, MAX_SUCCESS
 SENDERS = 4
 SECONDS = 3.0  # for which each kind of request is sent
 STREAMS = 60
+CLIENTS = 24  # that make up batches
 MEGABYTES = 500  # that a server may have: each of its rooms has 64, and decoding one body takes 200
 SLOWEST = 5.0  # seconds that a heartbeat may take; most tasks have a ttl of minutes
 
@@ -59,11 +62,49 @@ def odd_streams(world: World) -> None:
     assert server.stop() == 0
 
 
-def _loaded(world: World) -> tuple[Process, int, bytes]:
+@scenario(35, "odd-batches", faults=("load",), alone=True)
+def odd_batches(world: World) -> None:
+    """Batches of odd shapes from four clients at once: heartbeats stay fast enough, and each is answered or refused."""
+    _converse_beside(world, "loaded.db")
+
+
+@scenario(35, "odd-batches-on-postgresql", faults=("load",), service="postgresql", alone=True)
+def odd_batches_on_postgresql(world: World) -> None:
+    """The same with a database that is new: nothing has counted the rows of its tables."""
+    _converse_beside(world, world.database.create("loaded"))
+
+
+def _converse_beside(world: World, store: str) -> None:
+    server, port, beat = _loaded(world, store)
+    for first in range(0, CLIENTS, SENDERS):
+        statuses = Counter[int]()
+        loads = [partial(_converse, port, seed, statuses) for seed in range(first, first + SENDERS)]
+        slowest = _slowest_beat(port, beat, *loads, seconds=10.0)
+        print(f"      clients {first:<3} slowest heartbeat {slowest:6.3f} s, answers {dict(sorted(statuses.items()))}")
+        assert slowest < SLOWEST, f"clients {first}: a heartbeat took {slowest:.1f} s"
+        assert statuses.keys() <= {200, 409, 422, 429}
+        assert statuses[200] > 0
+        world.fault("load", target=str(first))
+    assert _peak(server) < MEGABYTES
+    assert server.stop() == 0
+
+
+def _converse(port: int, seed: int, statuses: "Counter[int]", over: Event) -> None:
+    """Send batches, each made up with the answer to the one before."""
+    talk, answer = batches(Random(seed), f"odd-{seed}"), None
+    method, path, body = next(talk)
+    while not over.is_set():
+        status, raw = _call(port, path, b"" if body is None else _body(**body), method=method)
+        statuses[status] += 1
+        answer = json.loads(raw) if status == 200 else None
+        method, path, body = talk.send(answer)
+
+
+def _loaded(world: World, store: str = "loaded.db") -> tuple[Process, int, bytes]:
     """Start workers, and another server of a store of its own; return that, its port, and a heartbeat for it."""
     world.work()
     world.schedule("steady", 4)
-    server = world.intrude("loaded", store="loaded.db")
+    server = world.intrude("loaded", store=store)
     wait_for(lambda: "listening on" in server.said, what="the second server")
     address = re.search(r"listening on http://127\.0\.0\.1:(\d+)", server.said)
     assert address is not None
@@ -144,10 +185,10 @@ def _peak(server: Process) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) // 1024
 
 
-def _call(port: int, path: str, body: bytes) -> tuple[int, bytes]:
+def _call(port: int, path: str, body: bytes, *, method: str = "POST") -> tuple[int, bytes]:
     connection = HTTPConnection("127.0.0.1", port, timeout=120)
     try:
-        connection.request("POST", path, body, {"content-type": "application/json"})
+        connection.request(method, path, body or None, {"content-type": "application/json"})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

@@ -188,12 +188,13 @@ class World:
         self.fault("clock")
 
     def intrude(self, name: str, *, store: str = "tasks.db") -> Process:
-        """Start another server on this file; on the store of the first one it has to refuse."""
+        """Start another server on this file or URL; on the file of the first one it has to refuse."""
         return self._start(name, self._command(0, store), role="scheduler")
 
     @staticmethod
     def _command(port: int, store: str = "tasks.db") -> list[str]:
-        return ["-m", "leasekit", "serve", "--port", str(port), "--store", f"sqlite:///{store}"]
+        url = store if "://" in store else f"sqlite:///{store}"
+        return ["-m", "leasekit", "serve", "--port", str(port), "--store", url]
 
     def work(
         self,

@@ -775,7 +775,7 @@ tests/worker/test_task_lines.py::test_a_failure_without_an_exception_has_the_rea
 
 revoked-meanwhile: A request is done whose token was revoked while its body arrived.
 server.http.request:ApiRequest.decode
-- self.check_token()
+- await self.check_token()
 + pass
 tests/server/http/test_http_access.py::test_a_request_whose_secret_ends_while_its_body_arrives_does_nothing[sqlite-revoke]
 

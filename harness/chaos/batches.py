@@ -31,7 +31,7 @@ def batches(rng: Random, name: str) -> Batches:
 
 
 class _Client:
-    """One client: pools of words, some large and some small, and the tasks that it has put."""
+    """A client with pools of words, some large and some small, and the tasks that it has put."""
 
     def __init__(self, rng: Random, name: str) -> None:
         self._rng, self._name, self._number = rng, name, 0

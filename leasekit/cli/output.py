@@ -4,6 +4,7 @@ Rule 1: on a terminal a table or a live view, elsewhere lines whose fields are s
 Rule 2: text that others wrote (payloads, errors, names) reaches a terminal without control characters.
 """
 
+import json
 import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -88,7 +89,9 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def print_json(value: Any) -> None:
-    _print(msgspec.json.encode(value).decode())
+    """Print a value as one line of JSON, in which what a terminal would obey is escaped."""
+    line = msgspec.json.encode(value).decode()
+    _print("".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in line))
 
 
 def print_line(fields: Iterable[object]) -> None:

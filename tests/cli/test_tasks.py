@@ -32,6 +32,16 @@ def test_a_task_is_a_line_of_six_fields(run: Run, client: Client) -> None:
     assert fields(run("tasks")) == [["mine", "k", "new", "0", at.astimezone().isoformat(), "-"]]
 
 
+@pytest.mark.parametrize("character", ["\x1b", "\x9b", "\u202e", "\u2028", "\U000e0001"], ids=ascii)
+def test_what_a_terminal_would_obey_is_escaped_in_json(run: Run, client: Client, character: str) -> None:
+    text = f"a{character}[2Jé€😀"
+    client.schedule("k", text)
+    printed = run("tasks", "--json").stdout
+    assert printed.removesuffix("\n").isprintable()
+    assert "é€😀" in printed
+    assert json.loads(printed)["payload"] == text
+
+
 def test_filters_are_applied_together(run: Run, client: Client) -> None:
     client.schedule_all(
         [NewTask(kind="k", id="a", collection="c"), NewTask(kind="k", id="b"), NewTask(kind="l", id="c")]

@@ -4,9 +4,11 @@ Rule 1: an answer leaves only after its transaction has ended.
 Rule 2: one bad request fails alone. A shared transaction that fails is undone, and its requests are applied one by one;
 if the store fails, they are applied class by class, so that a disk that is almost full still takes small requests.
 Rule 3: under load, classes of requests are served in the order in which they are declared; each class has a bounded
-queue, and a request that does not fit is refused at once. A class that was passed over `_PASSED` times gets one request
-into the next transaction: a flood of tasks must not keep out the revocation of the token that sends them.
-Rule 4: within a class, callers take turns, and share its bound: none with many requests keeps those of others out.
+queue, and a request that does not fit is refused at once. A class that was passed over `_PASSED` times has `_SHARE`
+items in the next transaction: a flood of tasks must not keep out the revocation of the token that sends them, and one
+of results that were settled long ago no tasks.
+Rule 4: within a class, callers take turns by the items that they send, and share its bound: none with many requests, or
+with large ones, keeps those of others out.
 Rule 5: no request waits for others to join it. The requests that arrived during the last transaction make up the next.
 """
 
@@ -39,6 +41,8 @@ _fault_logger = logging.getLogger("leasekit.server.writes")
 _fault_logger.addFilter(LogLimit())  # large writes may fail, and small ones succeed, again and again
 
 _COMMIT = 5000  # items in one transaction, at most: a heartbeat may have to wait for so many before it
+
+_SHARE = 500  # items of a class that was left out, at least one request
 
 _PASSED = 2  # transactions in a row that may leave out a class whose requests wait
 
@@ -189,7 +193,7 @@ class GroupCommit:
             caller = CALLER.get() if caller is None else caller
             if size > self.room(rank, caller):
                 raise Throttled(f"too many {rank.name} wait to be written: try again later", retry_after=self.later())
-            self._queues[rank].add(caller, _Job(rank, request, size, done, note, caller))
+            self._queues[rank].add(caller, _Job(rank, request, size, done, note, caller), work=max(1, size))
             self._waiting[rank].add(caller, size)
             self._wake.notify()
 
@@ -254,20 +258,28 @@ class GroupCommit:
                 self._wake.wait()
             room = _COMMIT
             for rank, queue in self._queues.items():
-                while queue and (room >= queue.first().size or not jobs):
-                    jobs.append(self._take(rank))
-                    room -= jobs[-1].size
+                taken = self._take_some(rank, room, at_least=0 if jobs else 1)
+                room -= sum(job.size for job in taken)
+                jobs += taken
                 if queue:
                     break
             return jobs + self._passed_over({job.rank for job in jobs})
 
     def _passed_over(self, served: Collection[RequestClass]) -> list[_Job]:
-        """Take a request of each class that was left out of too many transactions (Rule 3)."""
+        """Take requests of each class that was left out of too many transactions (Rule 3)."""
         left_out = [rank for rank, queue in self._queues.items() if queue and rank not in served]
         self._passed = {rank: self._passed[rank] + 1 if rank in left_out else 0 for rank in self._passed}
         due = [rank for rank in left_out if self._passed[rank] > _PASSED]
         self._passed.update(dict.fromkeys(due, 0))
-        return [self._take(rank) for rank in due]
+        return [job for rank in due for job in self._take_some(rank, _SHARE, at_least=1)]
+
+    def _take_some(self, rank: RequestClass, room: int, *, at_least: int) -> list[_Job]:
+        """Take the next requests of a class that have room for so many items, and so many in any case."""
+        queue, jobs = self._queues[rank], list[_Job]()
+        while queue and (len(jobs) < at_least or room >= queue.first().size):
+            jobs.append(self._take(rank))
+            room -= jobs[-1].size
+        return jobs
 
     def _take(self, rank: RequestClass) -> _Job:
         job = self._queues[rank].take()

@@ -8,9 +8,11 @@ import asyncio
 import logging
 import random as _random
 import uuid
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from itertools import accumulate
 from typing import Any
 
 from leasekit._lifecycle.states import WAITING
@@ -51,6 +53,7 @@ from leasekit.server.request_classes import (
     SCHEDULE,
     SURVIVAL,
     lane_of,
+    work_of_beat,
     work_of_settlement,
     work_of_task,
 )
@@ -362,8 +365,9 @@ class Engine:
         If only some of them fit into the queue, the first ones do: a keeper sends the most urgent beats first.
         """
         self.fleet.hear(worker)
-        fitting = max(1, int(min(self.commit.room(HEARTBEAT), len(beats))))  # no room: refused as a whole
-        verdicts = await self._write(HEARTBEAT, beats[:fitting])
+        works = list(accumulate(map(work_of_beat, beats)))
+        fitting = max(1, bisect_right(works, self.commit.room(HEARTBEAT)))  # no room: refused as a whole
+        verdicts = await self._write(HEARTBEAT, beats[:fitting], size=works[fitting - 1] if works else 0)
         retry_after = self.commit.later()
         late = beats[fitting:]
         return verdicts + [Verdict(id=beat.id, verdict="throttled", retry_after=retry_after) for beat in late]

@@ -30,7 +30,7 @@ from leasekit.server.roles.audit import Counted, together
 from leasekit.server.store.routes import route_of
 from leasekit.server.sweeper import SWEEPING
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Settlement
+from leasekit.task import Beat, NewTask, Settlement
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
@@ -46,8 +46,13 @@ def work_of_task(task: NewTask) -> int:
     return 1 + _blocks(task.payload) + len(task.after) + len(task.tags)
 
 
+def work_of_beat(beat: Beat) -> int:
+    return 1 + _blocks(beat.progress)
+
+
 def work_of_settlement(settlement: Settlement) -> int:
-    return 1 + _blocks(settlement.result) + sum(map(work_of_task, settlement.then))
+    values = (settlement.result, settlement.error, settlement.progress)
+    return 1 + sum(map(_blocks, values)) + sum(map(work_of_task, settlement.then))
 
 
 def lane_of(task: NewTask) -> str:

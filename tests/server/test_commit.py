@@ -145,9 +145,29 @@ async def test_no_flood_of_a_class_keeps_out_the_classes_after_it(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_COMMIT", 1)
+    monkeypatch.setattr(module, "_SHARE", 2)
     async with recorder.commit() as commit:
-        await recorder.together(commit, "y", "z", *(f"{name}1" for name in "abcdefg"))
-    assert recorder.turns == [["ahead"], ["a1"], ["b1"], ["c1", "y"], ["d1"], ["e1"], ["f1", "z"], ["g1"]]
+        await recorder.together(commit, "x", "y", "z", *(f"{name}1" for name in "abcdefg"))
+    assert recorder.turns == [["ahead"], ["a1"], ["b1"], ["c1", "x", "y"], ["d1"], ["e1"], ["f1", "z"], ["g1"]]
+
+
+async def test_a_caller_of_large_requests_that_floods_two_classes_leaves_the_share_of_one_to_others(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_COMMIT", 1)
+    monkeypatch.setattr(module, "_SHARE", 3)
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        asking = [commit.begin(recorder.first, f"{n}1", size=1) for n in range(7)]
+        asking += [commit.begin(recorder.last, f"{n}x", size=3) for n in range(2)]
+        CALLER.set("other")
+        asking += [commit.begin(recorder.last, f"{n}y", size=1) for n in range(3)]
+        CALLER.set("")
+        recorder.may_go.set()
+        with anyio.fail_after(60):
+            await asyncio.gather(ahead, *asking)
+    others = [[name for name in turn if name.endswith("y")] for turn in recorder.turns]
+    assert [names for names in others if names] == [["0y", "1y", "2y"]]
 
 
 async def test_callers_take_turns_and_none_fills_the_queue_of_a_class(

@@ -1,5 +1,11 @@
 """A queue in which callers take turns."""
 
+from collections import Counter
+from itertools import count
+from random import Random
+
+import pytest
+
 from leasekit.server.fair_queue import FairQueue
 
 
@@ -51,3 +57,55 @@ def test_what_was_removed_is_not_taken_and_takes_no_turn() -> None:
     assert taken(queue) == ["b2", "c1"]
     queue.remove("c", "c1")
     assert not queue
+
+
+def test_who_asks_for_much_work_comes_after_all_who_ask_for_little() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        queue.add("a", f"a{number}", work=1000)
+        queue.add("b", f"b{number}")
+    assert taken(queue) == ["a0", "b0", "b1", "b2", "a1", "a2"]
+
+
+def test_who_comes_back_with_much_work_again_and_again_gains_nothing() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.add("a", "a", work=1000)
+    for number in range(10):
+        queue.add("b", f"b{number}", work=10)
+    order: list[str] = []
+    for _ in range(11):
+        order.append(item := queue.take())
+        if item == "a":
+            queue.add("a", "a", work=1000)
+    assert order == ["a", *(f"b{number}" for number in range(10))]
+
+
+def test_a_turn_that_is_over_is_forgotten() -> None:
+    queue = queue_of("z1")
+    for number in range(1000):
+        queue.add(f"caller-{number}", "item")
+        queue.remove(f"caller-{number}", "item")
+        queue.add("y", f"y{number}")
+        queue.take()
+    assert len(queue._turns) < 20
+    assert len(queue._ends) < 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_who_wait_all_the_time_are_given_the_same_work_but_for_one_item(seed: int) -> None:
+    rng, queue, given = Random(seed), FairQueue[tuple[str, int, int]](), Counter[str]()
+    numbers = count()
+    sizes = {"a": (1,), "b": (1, 7), "c": (50,)}
+
+    def add(caller: str) -> None:
+        work = rng.choice(sizes[caller])
+        queue.add(caller, (caller, next(numbers), work), work=work)
+
+    for caller in "abc" * 3:
+        add(caller)
+    for _ in range(1000):
+        caller, _, work = queue.take()
+        given[caller] += work
+        add(caller)
+    works = [given[caller] for caller in "abc"]
+    assert max(works) - min(works) <= 2 * 50

@@ -270,7 +270,13 @@ async def test_values_successors_and_kinds_count_as_work_in_a_transaction(
     await bench.engine.claim(worker="w", kinds=["k"], limit=2, wait=0, claim_id="e", tickets=tickets)
     item = {"id": task.id, "token": task.token, "outcome": "success", "result": "x" * BIG, "then": [{"kind": "k"}] * 9}
     await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item]}).results)
-    assert sizes == [2 + 256, 1 + 100, 1, 1 + 12, 1 + 9, 1 + 256 + 9]
+    big = "x" * (60 * 1024 - 2)
+    beats = [{"id": "a", "token": "t", "progress": big}, {"id": "b", "token": "t"}]
+    await bench.engine.heartbeat("w", read(BeatsRequest, {"worker": "w", "beats": beats}).beats)
+    error = {"type": "E", "message": "x" * 40 * 1024}
+    item = {"id": "a", "token": "t", "outcome": "retry", "error": error, "progress": big}
+    await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item]}).results)
+    assert sizes == [2 + 256, 1 + 100, 1, 1 + 12, 1 + 9, 1 + 256 + 9, 2 + 60, 1 + 40 + 60]
 
 
 # Claims that wait

@@ -159,9 +159,39 @@ tests/server/test_end_waits.py::test_what_serves_all_requests_is_read_for_none_o
 
 turns-without-end: A caller has the next turn too, as long as it has reads.
 server.fair_queue:FairQueue.take
-- self._items.move_to_end(caller)
-+ pass
-tests/server/test_fair_queue.py::test_callers_take_turns_however_many_items_one_has
+- self._now + work
++ self._now
+tests/server/test_fair_queue.py::test_two_who_wait_all_the_time_are_given_the_same_work_but_for_one_item[0]
+
+turns-by-number: Callers take turns by their requests, however large these are.
+server.fair_queue:FairQueue.take
+- self._now + work
++ self._now + 1
+tests/server/test_fair_queue.py::test_who_asks_for_much_work_comes_after_all_who_ask_for_little
+
+turns-from-anew: Who comes back is taken for one who was given nothing.
+server.fair_queue:FairQueue._wait
+- max(self._now, self._ends.get(caller, 0))
++ self._now
+tests/server/test_fair_queue.py::test_who_comes_back_with_much_work_again_and_again_gains_nothing
+
+one-of-those-left-out: Of a class that was left out one request is served, however many wait.
+server.commit:GroupCommit._passed_over
+- self._take_some(rank, _SHARE, at_least=1)
++ self._take_some(rank, 0, at_least=1)
+tests/server/test_commit.py::test_no_flood_of_a_class_keeps_out_the_classes_after_it[memory]
+
+progress-weighs-nothing: Checkpoints of any size are written in one transaction.
+server.request_classes:work_of_beat
+- _blocks(beat.progress)
++ 0
+tests/server/test_worst_requests.py::test_values_successors_and_kinds_count_as_work_in_a_transaction
+
+errors-weigh-nothing: Errors of any size are written in one transaction.
+server.request_classes:work_of_settlement
+- (settlement.result, settlement.error, settlement.progress)
++ (settlement.result,)
+tests/server/test_worst_requests.py::test_values_successors_and_kinds_count_as_work_in_a_transaction
 
 writes-of-nobody: What waits to be written is counted for all tokens together, and served as it came.
 server.commit:GroupCommit.submit

@@ -106,7 +106,7 @@ def library_of(connection: object, *, is_async: bool) -> str:
     """Return the name of the library of a connection or session. Raises TypeError for one that the call cannot use."""
     roots = {base.__module__.partition(".")[0] for base in type(connection).__mro__}
     library = next((name for name in ("sqlalchemy", "psycopg", "sqlite3") if name in roots), None)
-    if library is None:
+    if library is None or not hasattr(connection, "commit"):
         what = f"{type(connection).__module__}.{type(connection).__qualname__}"
         raise TypeError(
             f"a connection of psycopg 3, sqlite3 or SQLAlchemy, or a session of SQLAlchemy, is needed, not {what}"

@@ -153,7 +153,7 @@ def _written(path: Path, make: Callable[[], NewToken]) -> NewToken:
 
     The file is opened first: who gives itself another secret, and cannot write that down, has none.
     """
-    part, made = path.with_name(f".{path.name}.{os.getpid()}"), None
+    part, made = path.parent / f".{path.name}.{os.getpid()}", None
     try:
         # To put a file in its place would take /dev/null from all others.
         is_special = path.exists() and not path.is_file()

@@ -2,6 +2,7 @@
 
 Rule 1: a right is a scope for a kind. A caller has all of its scopes for all kinds that its patterns match.
 Rule 2: a pattern is a kind, or the beginning of kinds with a `*` behind it. Nothing else has a meaning in it.
+Rule 3: names that begin with `leasekit.` are the servers' own: only the pattern `*` matches their kinds.
 """
 
 from collections.abc import Collection, Iterable
@@ -9,7 +10,10 @@ from collections.abc import Collection, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
+from leasekit.named import PREFIXES
 from leasekit.tokens import SCOPES, Scope
+
+_OF_SERVERS = tuple(f"{prefix}leasekit." for prefix in PREFIXES)
 
 __all__ = ["GUEST", "LOCAL", "Access", "KindPatterns"]
 
@@ -31,7 +35,9 @@ class KindPatterns:
         """Return whether these are patterns of a kind; of None, which no kind has, only `*` is."""
         if self.has_all:
             return True
-        return kind is not None and (kind in self._exact or kind.startswith(self._beginnings))
+        if kind is None or kind.startswith(_OF_SERVERS):
+            return False
+        return kind in self._exact or kind.startswith(self._beginnings)
 
     def cover(self, pattern: str) -> bool:
         """Return whether all kinds that a pattern matches match here."""

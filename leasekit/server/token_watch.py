@@ -86,7 +86,7 @@ class TokenWatch:
 
     async def is_valid(self, access: Access) -> bool:
         """Return whether what was allowed to a caller, when it came, is allowed now. Raises what `freshen` does."""
-        if access.digest is not None:
+        if access.may_end:
             await self.freshen()
         return self._book.is_valid(access)
 

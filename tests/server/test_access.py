@@ -19,6 +19,10 @@ from leasekit.server.access import Access, KindPatterns
         (["*"], None, True),
         (["mail"], None, False),
         ([], "mail", False),
+        (["named:*", "once:*"], "named:reports", True),
+        (["named:*", "named:leasekit.*", "named:leasekit.queues:mail"], "named:leasekit.queues:mail", False),
+        (["o*"], "once:leasekit.x", False),
+        (["*"], "named:leasekit.queues:mail", True),
     ],
 )
 def test_a_pattern_is_exact_or_a_beginning(patterns: list[str], kind: str | None, is_matched: bool) -> None:

@@ -534,6 +534,30 @@ server.token_watch:TokenWatch.freshen
 + self._book.read_at < since - 9
 tests/server/store/test_postgres_tokens.py::test_a_node_that_has_stood_still_reads_the_tokens_before_it_trusts_one
 
+guests-after-a-stall: A node that has stood still serves who has no token, as it did before.
+server.http.auth:Authenticator.access_of
+- await self._engine.token_watch.freshen()
++ pass
+tests/server/store/test_postgres_tokens.py::test_a_node_that_has_stood_still_looks_for_a_token_before_it_serves_who_has_none
+
+guests-make-tokens: Who came without a token makes one, though the store has another by now.
+server.roles.tokens:_changed
+- rows and wanted.by.is_guest
++ False
+tests/server/roles/test_tokens.py::test_who_came_without_a_token_makes_none_once_there_is_one[memory]
+
+tokens-retold: A repeat tells of a token whoever asks.
+server.roles.tokens:_created
+- known is not None and is_covered(by, known) and ...
++ known is not None and compare_digest(known.digest, digest)
+tests/server/roles/test_tokens.py::test_a_repeat_is_answered_to_those_who_may_see_the_token_and_for_the_same_order[memory]
+
+names-of-servers: Whoever may use names has those of the servers.
+server.access:KindPatterns.match
+- kind is None or kind.startswith(_OF_SERVERS)
++ kind is None
+tests/server/test_access.py::test_a_pattern_is_exact_or_a_beginning
+
 guests-go-on: What began without a token goes on after the store's first token.
 server.token_book:TokenBook.is_valid
 - not (access.is_guest and self.has_any)

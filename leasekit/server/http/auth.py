@@ -68,6 +68,7 @@ class Authenticator:
         """Return who makes a request. Raises `Unauthenticated`, and `Throttled` after too many bad tokens."""
         if LOCAL_SOCKET in (request.scope.get("extensions") or ()):
             return LOCAL
+        await self._engine.token_watch.freshen()  # a node that stood still may not know that there is a token by now
         values = request.headers.getlist("authorization")
         secret = _bearer(values[0]) if len(values) == 1 else None
         if not (self._is_required or self._engine.tokens.has_any) and (secret is None or not is_secret(secret)):

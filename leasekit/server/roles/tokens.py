@@ -68,6 +68,8 @@ def change(turn: UnitOfWork, changes: Sequence[Change]) -> list[Counted[TokenInf
 
 def _changed(turn: UnitOfWork, wanted: Change) -> Counted[TokenInfo | None]:
     rows = {row.id: row for row in turn.tx.tokens()}
+    if rows and wanted.by.is_guest:
+        raise AccessDenied("the store has an access token by now, and takes no change without one")
     if isinstance(wanted, Create):
         made = _created(turn, rows, wanted)
         return Counted(info(made), int(made is not rows.get(made.id)))
@@ -88,9 +90,12 @@ def _created(turn: UnitOfWork, rows: Mapping[str, TokenRow], wanted: Create) -> 
     """Make an access token, or return the row of an earlier, repeated request. Raises `AccessDenied` and `Refused`."""
     order, by = wanted.order, wanted.by
     digest, until = bytes.fromhex(order.digest), None if order.expires_at is None else order.expires_at.timestamp()
+    scopes, kinds = _listed(order.scopes), "/".join(dict.fromkeys(order.kinds))
     known = rows.get(order.id)
-    if known is not None and known.name == order.name and compare_digest(known.digest, digest):
-        return known
+    if known is not None and is_covered(by, known) and compare_digest(known.digest, digest):
+        asked = (order.name, scopes, kinds, until)
+        if (known.name, known.scopes, known.kinds, known.expires_at) == asked:
+            return known
     _check_order(turn, rows, order, until)
     _check_room(rows, by)
     if not by.covers(order.scopes, order.kinds, until):
@@ -98,7 +103,6 @@ def _created(turn: UnitOfWork, rows: Mapping[str, TokenRow], wanted: Create) -> 
             f"the access token {by.name!r} cannot make one that may do more than itself, or for longer: it has the "
             f"scopes {_listed(by.scopes)} for the kinds {', '.join(by.kinds.patterns)}{_until(by.expires_at)}"
         )
-    scopes, kinds = _listed(order.scopes), "/".join(dict.fromkeys(order.kinds))
     row = TokenRow(
         *(order.id, order.name, digest, None, None, scopes, kinds, turn.now, by.name, until, None, None, None)
     )

@@ -3,11 +3,13 @@
 import uuid
 
 import pytest
+from msgspec.structs import replace
 
-from leasekit.errors import Refused
+from leasekit.errors import AccessDenied, Refused
+from leasekit.server.access import GUEST, Access, KindPatterns
 from leasekit.server.roles import audit
 from leasekit.server.roles.audit import Note
-from leasekit.server.roles.tokens import Create, Revoke, Rotate
+from leasekit.server.roles.tokens import Conflict, Create, Revoke, Rotate
 from leasekit.server.store import SessionRow
 from leasekit.tokens import digest_of, new_secret
 from leasekit.wire import RotateRequest, TokenRequest
@@ -67,6 +69,34 @@ async def test_a_secret_is_of_one_token_also_if_it_is_that_from_before(bench: Be
     order = TokenRequest(id=new_id("o"), name="o", digest=digest_of(secret).hex(), scopes=["operate"], kinds=["*"])
     with pytest.raises(Refused, match="used before"):
         await bench.engine.operations.change_token(Create(order))
+
+
+async def test_a_repeat_is_answered_to_those_who_may_see_the_token_and_for_the_same_order(bench: Bench) -> None:
+    digest = digest_of(new_secret()).hex()
+    order = TokenRequest(id=new_id("t"), name="t", digest=digest, scopes=["read"], kinds=["a", "b"])
+    change = bench.engine.operations.change_token
+    first = await change(Create(order))
+    assert await change(Create(order)) == first
+    narrow = Access(name="n", scopes=frozenset({"operate", "read"}), kinds=KindPatterns(["a"]), token_id=new_id("n"))
+    for again in (
+        Create(order, by=narrow),
+        Create(replace(order, kinds=["a"])),
+        Create(replace(order, scopes=["work"])),
+    ):
+        with pytest.raises(Conflict, match="id is that of another access token"):
+            await change(again)
+
+
+async def test_who_came_without_a_token_makes_none_once_there_is_one(bench: Bench) -> None:
+    await bench.engine.operations.change_token(Create(order_of("first"), by=GUEST))
+    for late in (Create(order_of("late"), by=GUEST), Revoke("first", by=GUEST)):
+        with pytest.raises(AccessDenied, match="has an access token by now"):
+            await bench.engine.operations.change_token(late)
+
+
+def order_of(name: str) -> TokenRequest:
+    digest = digest_of(new_secret()).hex()
+    return TokenRequest(id=new_id(name), name=name, digest=digest, scopes=["operate"], kinds=["*"])
 
 
 async def test_a_late_copy_of_the_rotation_before_brings_no_old_secret_back(bench: Bench) -> None:

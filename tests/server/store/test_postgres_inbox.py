@@ -387,6 +387,11 @@ def test_a_connection_of_another_library_is_refused_by_name(connection: Any, nam
         leasekit.postgres.schedule(connection, NewTask(kind="k"))
 
 
+def test_a_cursor_is_no_connection(connection: Any) -> None:
+    with pytest.raises(TypeError, match=r"psycopg\.Cursor"), connection.cursor() as cursor:
+        leasekit.postgres.schedule(cursor, NewTask(kind="k"))
+
+
 async def test_each_call_says_which_one_a_connection_needs(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as of_loop:
         with pytest.raises(TypeError, match="await aschedule"):

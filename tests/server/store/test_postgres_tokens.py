@@ -5,11 +5,14 @@ import uuid
 from collections.abc import AsyncGenerator
 
 import pytest
+from starlette.requests import Request
 
 from leasekit.errors import Unavailable
 from leasekit.server import engine, token_watch
+from leasekit.server.access import GUEST
 from leasekit.server.engine import Engine
 from leasekit.server.http.auth import Authenticator
+from leasekit.server.http.problems import Unauthenticated
 from leasekit.server.http.routes import _while_valid
 from leasekit.server.roles.tokens import Create, Revoke
 from leasekit.server.store.postgres.store import PostgresStore
@@ -76,6 +79,27 @@ async def test_a_node_that_has_stood_still_reads_the_tokens_before_it_trusts_one
         assert not any(answers)
         assert len(reads) <= 2, "those who wait together share a read"
         assert not await second.token_watch.is_valid(access)
+
+
+@pytest.mark.anyio
+async def test_a_node_that_has_stood_still_looks_for_a_token_before_it_serves_who_has_none(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
+        await second.token_watch.stop()
+        request, auth = Request({"type": "http", "headers": [], "client": None}), Authenticator(second)
+        assert await auth.access_of(request) == GUEST
+        await first.operations.change_token(order(new_secret()))
+        second.tokens.read_at -= 1.5
+        assert not await second.token_watch.is_valid(GUEST)
+        second.tokens.learn([], read_at=second.tokens.read_at - 1.5)
+        with pytest.raises(Unauthenticated):
+            await auth.access_of(request)
+        unreadable(second, monkeypatch)
+        with pytest.raises(Unavailable):
+            await auth.access_of(request)
 
 
 def counted(node: Engine, monkeypatch: pytest.MonkeyPatch) -> list[None]:

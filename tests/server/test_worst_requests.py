@@ -274,8 +274,8 @@ async def test_values_successors_and_kinds_count_as_work_in_a_transaction(
     beats = [{"id": "a", "token": "t", "progress": big}, {"id": "b", "token": "t"}]
     await bench.engine.heartbeat("w", read(BeatsRequest, {"worker": "w", "beats": beats}).beats)
     error = {"type": "E", "message": "x" * 40 * 1024}
-    item = {"id": "a", "token": "t", "outcome": "retry", "error": error, "progress": big}
-    await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [item]}).results)
+    failed = {"id": "a", "token": "t", "outcome": "retry", "error": error, "progress": big}
+    await bench.engine.results("w", read(ResultsRequest, {"worker": "w", "results": [failed]}).results)
     assert sizes == [2 + 256, 1 + 100, 1, 1 + 12, 1 + 9, 1 + 256 + 9, 2 + 60, 1 + 40 + 60]
 
 

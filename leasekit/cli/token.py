@@ -48,6 +48,7 @@ Examples:
   leasekit token rotate workers --overlap 1h --out workers.token
 """
 
+_ROOM = 200  # bytes, more than a secret has
 _ACTIONS = ("create", "list", "show", "revoke", "rotate")
 
 What = Annotated[str, typer.Argument(metavar="[ACTION]", help="create, list, show, revoke or rotate.")]
@@ -151,9 +152,9 @@ def _hand_out(make: Callable[[], NewToken], out: Path | None, *, as_json: bool) 
 def _written(path: Path, make: Callable[[], NewToken]) -> NewToken:
     """Make a secret into a new file, or in place of one, readable by its owner only; or into a device or a pipe.
 
-    The file is opened first: who gives itself another secret, and cannot write that down, has none.
+    The file is opened and has its room first: who gives itself another secret, and cannot write that down, has none.
     """
-    part, made = path.parent / f".{path.name}.{os.getpid()}", None
+    part, made = path.parent / f".leasekit-token.{os.getpid()}", None
     try:
         # To put a file in its place would take /dev/null from all others.
         is_special = path.exists() and not path.is_file()
@@ -161,8 +162,15 @@ def _written(path: Path, make: Callable[[], NewToken]) -> NewToken:
             raise OSError(None, "a link is there")
         how = os.O_WRONLY | (0 if is_special else os.O_CREAT | os.O_EXCL)
         with open(os.open(path if is_special else part, how, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
+            if not is_special:
+                file.write(" " * _ROOM)
+                file.flush()
+                os.fsync(file.fileno())
+                file.seek(0)
             made = make()
             file.write(f"{made.secret}\n")
+            if not is_special:
+                file.truncate()
         if not is_special:
             part.replace(path)
     except OSError as error:

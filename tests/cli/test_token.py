@@ -1,5 +1,6 @@
 """`leasekit token` and `leasekit audit`, over a store of their own."""
 
+import errno
 import json
 import os
 import stat
@@ -61,6 +62,27 @@ def test_a_secret_takes_the_place_of_no_device_pipe_or_link(run: Run, store: str
     assert "cannot be written to" in made("missing", tmp_path / "missing" / "file")
     assert run("token", "list", "--store", store).stdout.split("\t")[0] == "piped"
     assert sorted(path.name for path in tmp_path.iterdir() if "tasks.db" not in path.name) == ["file", "link", "pipe"]
+
+
+def test_nothing_is_changed_if_the_disk_is_full_or_a_name_too_long(
+    run: Run, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run("token", "create", "t", "--store", store, "-s", "read").stdout
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    long = run("token", "rotate", "t", "--store", store, "--out", str(tmp_path / ("n" * 300)))
+    monkeypatch.setattr(os, "fsync", full)
+    on_full = run("token", "rotate", "t", "--store", store, "--out", str(tmp_path / "out"))
+    for done, why in ((long, "File name too long"), (on_full, "No space left on device")):
+        assert f"({why}): nothing was changed, so give another --out" in done.stderr
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    out = tmp_path / ("n" * 250)
+    run("token", "rotate", "t", "--store", store, "--out", str(out))
+    assert is_secret(out.read_text().removesuffix("\n"))
+    assert out.read_text() != first
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,10 @@ server.roles.redrive:_Desk.__init__
 tests/server/http/test_http_access.py::test_kinds_are_judged_where_tasks_are_changed[sqlite-redrive]
 
 consumer-name: A worker claims under the name of a consumer.
-server.http.routes:claim
-- body.worker.startswith(CONSUMER)
+server.http.routes:_check_worker
+- name.startswith(CONSUMER)
 + False
-tests/server/http/test_http_access.py::test_nobody_claims_under_the_name_of_a_consumer[sqlite]
+tests/server/http/test_http_access.py::test_nobody_works_under_the_name_of_a_consumer[sqlite-claims-fields0]
 
 bulk-by-id: A bulk act changes a task that has the id of one that it has found.
 server.roles.bulk:_is_as

@@ -247,9 +247,16 @@ async def cancel_chain(request: ApiRequest, body: ChainRequest) -> ChainCancelle
     return await request.parts.engine.cancel_chain(body, note=note)
 
 
+def _check_worker(name: str) -> None:
+    if name.startswith(CONSUMER):  # consumers count one another by these names
+        detail = f"names that begin with {CONSUMER!r} are those of the server's consumers: take another"
+        raise Refused(detail, errors=[{"field": "worker", "detail": detail}])
+
+
 @post("/v1/cancels", needs("work", kinds=Where.LISTED), WRITES)
 async def cancels(request: ApiRequest, body: CancelsRequest) -> VerdictsAnswer:
     """Wait for a cancel request of a task that the worker holds: a hint to send its next heartbeat now."""
+    _check_worker(body.worker)
     waiting = request.parts.engine.cancels(worker=body.worker, wait=min(body.wait, MAX_WAIT))
     ids = await request.wait(request.parts.polls, waiting) or ()  # none: the client has disconnected
     own = await request.own(ids, is_vital=True) if ids else ()
@@ -299,9 +306,7 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
     A worker that an operator drains is answered at once, without tasks, and with `draining`: it finishes what it holds,
     claims nothing more, and stops. `age` says how long ago its process started: an earlier drain is not about it.
     """
-    if body.worker.startswith(CONSUMER):  # consumers count one another by these names
-        detail = f"names that begin with {CONSUMER!r} are those of the server's consumers: take another"
-        raise Refused(detail, errors=[{"field": "worker", "detail": detail}])
+    _check_worker(body.worker)
     # A claim is that of its access token: nobody else gets its tasks by a repeat, or ends it. Names have no slash.
     by = request.access.token_id
     parts, key = request.parts, (body.worker, body.claim_id if by is None else f"{by}/{body.claim_id}")
@@ -330,6 +335,7 @@ async def claim(request: ApiRequest, body: ClaimRequest) -> ClaimResponse:
 @post("/v1/heartbeats", needs("work", kinds=Where.ITEMS), WRITES)
 async def heartbeat(request: ApiRequest, body: BeatsRequest) -> VerdictsAnswer:
     """Renew leases. Each beat has its own verdict, by position: `renewed`, `gone` or `throttled`."""
+    _check_worker(body.worker)
     request.parts.engine.fleet.note_window(body.worker, body.window)
     renew = functools.partial(request.parts.engine.heartbeat, body.worker)
     return VerdictsAnswer(verdicts=await request.each_lease(body.beats, renew))
@@ -338,6 +344,7 @@ async def heartbeat(request: ApiRequest, body: BeatsRequest) -> VerdictsAnswer:
 @post("/v1/results", needs("work", kinds=Where.ITEMS), WRITES)
 async def results(request: ApiRequest, body: ResultsRequest) -> VerdictsAnswer:
     """Settle runs. Each result has its own verdict, by position: `settled`, `gone`, `failed` or `throttled`."""
+    _check_worker(body.worker)
     check_successors(request.access, body.results)
     ids = [result.id for result in body.results]
     settle = functools.partial(request.parts.engine.results, body.worker)

@@ -411,10 +411,18 @@ def test_kinds_are_judged_where_tasks_are_changed(service: Service, monkeypatch:
     assert (after["status"], after["priority"]) == (before["status"], before["priority"])
 
 
-def test_nobody_claims_under_the_name_of_a_consumer(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("claims", {"kinds": [OWN], "claim_id": "consumer-name"}),
+        ("heartbeats", {"beats": [{"id": "t", "token": "t"}]}),
+        ("results", {"results": [{"id": "t", "token": "t", "outcome": "success"}]}),
+        ("cancels", {}),
+    ],
+)
+def test_nobody_works_under_the_name_of_a_consumer(service: Service, path: str, fields: dict[str, Any]) -> None:
     """Consumers would share the kinds with it, and leave it some whose tasks nobody moves."""
-    claim = {"worker": "leasekit-consumer-x", "kinds": [OWN], "limit": 1, "claim_id": uuid.uuid4().hex}
-    answer = service.call(service.new(["work"]), "POST", "/v1/claims", claim)
+    answer = service.call(service.new(["work"]), "POST", f"/v1/{path}", {"worker": "leasekit-consumer-x"} | fields)
     assert answer.status == 422
     assert "those of the server's consumers" in answer.json["detail"]
 

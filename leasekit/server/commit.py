@@ -1,8 +1,10 @@
 """Group commit: requests that come together share one transaction, written by one thread.
 
 Rule 1: an answer leaves only after its transaction has ended.
-Rule 2: one bad request fails alone. A shared transaction that fails is undone, and its requests are applied one by one;
-if the store fails, they are applied class by class, so that a disk that is almost full still takes small requests.
+Rule 2: one bad request fails alone. A shared transaction that fails is undone, and its requests are applied caller by
+caller. Those of one caller that fail together wait for another turn each, in which they are applied alone: others have
+theirs in between. If the store fails, requests are applied class by class, so that a disk that is almost full still
+takes small ones.
 Rule 3: under load, classes of requests are served in the order in which they are declared; each class has a bounded
 queue, and a request that does not fit is refused at once. A class that was passed over `_PASSED` times has `_SHARE`
 items in the next transaction: a flood of tasks must not keep out the revocation of the token that sends them, and one
@@ -46,6 +48,8 @@ _SHARE = 500  # items of a class that was left out, at least one request
 
 _PASSED = 2  # transactions in a row that may leave out a class whose requests wait
 
+_ALONE = 2500  # items that a request counts in a turn of its own: who sends many bad ones has few turns
+
 _TRIES = 20  # of a transaction whose rows other nodes change at the same time
 
 _ENDED_BADLY = "the writer thread has failed (the log has the error): restart the server"
@@ -73,6 +77,12 @@ class _Job:
     done: Done
     note: Note | None  # what the audit log is to say of the request
     caller: str
+    is_alone: bool = False  # it has shared a transaction that failed
+
+    @property
+    def work(self) -> int:
+        """The items that the request counts in its turn."""
+        return max(self.size, _ALONE if self.is_alone else 1)
 
 
 class _Outcome(NamedTuple):
@@ -193,8 +203,7 @@ class GroupCommit:
             caller = CALLER.get() if caller is None else caller
             if size > self.room(rank, caller):
                 raise Throttled(f"too many {rank.name} wait to be written: try again later", retry_after=self.later())
-            self._queues[rank].add(caller, _Job(rank, request, size, done, note, caller), work=max(1, size))
-            self._waiting[rank].add(caller, size)
+            self._add(_Job(rank, request, size, done, note, caller))
             self._wake.notify()
 
     async def ask(self, rank: RequestClass, request: Any, *, size: int, note: Note | None = None) -> Any:
@@ -231,12 +240,15 @@ class GroupCommit:
         jobs: list[_Job] = []
         try:
             while jobs := self._next():
-                began_at = time.perf_counter()
-                outcome = self._apply(jobs)
-                self.seconds.add(time.perf_counter() - began_at)
-                self.sizes.add(sum(job.size for job in jobs))
-                self._call_in_loop(self._deliver, outcome)
-                jobs.clear()
+                while jobs:
+                    batch = jobs[: sum(not job.is_alone for job in jobs) or 1]
+                    began_at = time.perf_counter()
+                    self._is_repeated = batch[0].is_alone
+                    outcome = self._apply(batch)
+                    self.seconds.add(time.perf_counter() - began_at)
+                    self.sizes.add(sum(job.size for job in batch))
+                    self._call_in_loop(self._deliver, outcome)
+                    jobs = jobs[len(batch) :]
             self._store.close()
         except BaseException:  # also SystemExit: later requests would wait for a thread that has ended
             logger.exception("the writer thread has failed: nothing is written until the server is restarted")
@@ -251,7 +263,7 @@ class GroupCommit:
         self._call_in_loop(self._deliver, _Outcome([(job, Unavailable(_ENDED_BADLY)) for job in waiting], {}))
 
     def _next(self) -> list[_Job]:
-        """Wait for the next transaction's requests, sorted by class (Rule 3); empty once the writer must end."""
+        """Wait for the next requests, by class (Rule 3), those to be applied alone last; none: the writer must end."""
         jobs: list[_Job] = []
         with self._wake:
             while self._is_open and not any(self._queues.values()):
@@ -259,11 +271,12 @@ class GroupCommit:
             room = _COMMIT
             for rank, queue in self._queues.items():
                 taken = self._take_some(rank, room, at_least=0 if jobs else 1)
-                room -= sum(job.size for job in taken)
+                room -= sum(job.work for job in taken)
                 jobs += taken
                 if queue:
                     break
-            return jobs + self._passed_over({job.rank for job in jobs})
+            jobs += self._passed_over({job.rank for job in jobs})
+            return sorted(jobs, key=lambda job: job.is_alone)
 
     def _passed_over(self, served: Collection[RequestClass]) -> list[_Job]:
         """Take requests of each class that was left out of too many transactions (Rule 3)."""
@@ -276,10 +289,14 @@ class GroupCommit:
     def _take_some(self, rank: RequestClass, room: int, *, at_least: int) -> list[_Job]:
         """Take the next requests of a class that have room for so many items, and so many in any case."""
         queue, jobs = self._queues[rank], list[_Job]()
-        while queue and (len(jobs) < at_least or room >= queue.first().size):
+        while queue and (len(jobs) < at_least or room >= queue.first().work):
             jobs.append(self._take(rank))
-            room -= jobs[-1].size
+            room -= jobs[-1].work
         return jobs
+
+    def _add(self, job: _Job) -> None:
+        self._queues[job.rank].add(job.caller, job, work=job.work)
+        self._waiting[job.rank].add(job.caller, job.size)
 
     def _take(self, rank: RequestClass) -> _Job:
         job = self._queues[rank].take()
@@ -292,17 +309,28 @@ class GroupCommit:
             return self._transact(jobs)
         except Unavailable as error:
             groups = [[job for job in jobs if job.rank is rank] for rank in dict.fromkeys(job.rank for job in jobs)]
-            failure: Exception = error
-        except Exception as error:  # noqa: BLE001  each request gets its own error below
-            groups = [[job] for job in jobs]
-            failure = error
-        if len(groups) == 1:
-            return _Outcome([(job, failure) for job in jobs], {})
+            if len(groups) == 1:
+                return _Outcome([(job, error) for job in jobs], {})
+        except Exception as error:  # noqa: BLE001  each request gets its own error
+            if len(jobs) == 1:
+                return _Outcome([(jobs[0], error)], {})
+            callers = dict.fromkeys(job.caller for job in jobs)
+            groups = [[job for job in jobs if job.caller == caller] for caller in callers]
+            if len(groups) == 1:
+                return self._put_back(jobs)
         was, self._is_repeated = self._is_repeated, True
         try:
             return _merged([self._apply(group) for group in groups])
         finally:
             self._is_repeated = was
+
+    def _put_back(self, jobs: Sequence[_Job]) -> "_Outcome":
+        """Give each of these requests another turn, of its own."""
+        with self._wake:
+            for job in jobs:
+                job.is_alone = True
+                self._add(job)
+        return _Outcome([], {})
 
     def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":
         for _ in range(_TRIES):

@@ -12,6 +12,7 @@ from leasekit.server.store_room import StoreRoom
 logger = logging.getLogger("leasekit.server")
 
 _REAP_MOST = 1000  # leases that are expired in one tick, at most
+_FIRE_MOST = 2_000  # periodic tasks that are judged in one tick, at most: leases that end wait for them, and a start
 _KEEP_MOST = 20_000  # tasks that gates put back or end in one tick, at most
 
 
@@ -55,6 +56,6 @@ class ConsumersWork:
         fires_at = self._commit.kinds.fires_at
         if fires_at is None or fires_at > self._clock.peek() or self._room.lack is not None:
             return
-        for _ in range(_KEEP_MOST // firing.STEP):
+        for _ in range(_FIRE_MOST // firing.STEP):
             if not await self._commit.ask(FIRE, None, size=firing.STEP):
                 break

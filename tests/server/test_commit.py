@@ -228,6 +228,36 @@ async def test_one_bad_request_fails_alone(recorder: Recorder) -> None:
         assert recorder.written() == {"ahead", "a", "c"}
 
 
+async def test_bad_requests_of_one_caller_hold_up_others_for_one_of_them_at_a_time(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        bad = [commit.begin(recorder.last, f"{n}-bad", size=1) for n in range(5)]
+        CALLER.set("other")
+        good = [commit.begin(recorder.last, "first good", size=1)]
+        at_once = module.GroupCommit._put_back
+
+        def put_back(self: GroupCommit, jobs: Any) -> Any:
+            good.extend(asyncio.run_coroutine_threadsafe(late(), loop).result(60))
+            return at_once(self, jobs)
+
+        async def late() -> "list[asyncio.Future[Any]]":
+            CALLER.set("other")
+            return [commit.begin(recorder.last, f"late good {n}", size=1) for n in range(3)]
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(module.GroupCommit, "_put_back", put_back)
+        recorder.may_go.set()
+        with anyio.fail_after(60):
+            answers = await asyncio.gather(ahead, *bad, return_exceptions=True)
+            await asyncio.gather(*good)
+        assert [str(answer) for answer in answers] == ["AHEAD", *(f"{n}-bad" for n in range(5))]
+    turns = [turn for turn in recorder.turns if not any("bad" in name for name in turn)]
+    assert turns == [["ahead"], ["first good"], ["late good 0", "late good 1", "late good 2"]]
+    assert recorder.turns.index(turns[2]) < recorder.turns.index(["0-bad"])
+
+
 async def test_where_the_store_fails_the_other_classes_still_get_through(recorder: Recorder) -> None:
     async with recorder.commit() as commit:
         answers = await recorder.together(commit, "a1", "big", "c")
@@ -249,7 +279,8 @@ async def test_what_became_ready_is_told_after_the_commit(recorder: Recorder) ->
     async with recorder.commit() as commit:
         await recorder.together(commit, "ready-a", "ready-b", "bad", "ready-a")
         await commit.ask(recorder.last, "x", size=1)
-    assert recorder.readied == [{"ready-a": NewlyDue(2, None), "ready-b": NewlyDue(1, None)}]
+    one = NewlyDue(1, None)
+    assert recorder.readied == [{"ready-a": one}, {"ready-b": one}, {"ready-a": one}]
 
 
 async def test_what_failed_made_nothing_ready(recorder: Recorder) -> None:

@@ -181,6 +181,12 @@ server.commit:GroupCommit._passed_over
 + self._take_some(rank, 0, at_least=1)
 tests/server/test_commit.py::test_no_flood_of_a_class_keeps_out_the_classes_after_it[memory]
 
+bad-ones-at-once: Requests that fail together are applied one after another, before anybody else has a turn.
+server.commit:GroupCommit._apply
+- self._put_back(jobs)
++ _merged([self._apply([job]) for job in jobs])
+tests/server/test_commit.py::test_bad_requests_of_one_caller_hold_up_others_for_one_of_them_at_a_time[memory]
+
 progress-weighs-nothing: Checkpoints of any size are written in one transaction.
 server.request_classes:work_of_beat
 - _blocks(beat.progress)

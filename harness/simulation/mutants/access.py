@@ -184,7 +184,7 @@ tests/server/test_commit.py::test_no_flood_of_a_class_keeps_out_the_classes_afte
 bad-ones-at-once: Requests that fail together are applied one after another, before anybody else has a turn.
 server.commit:GroupCommit._apply
 - self._put_back(jobs)
-+ _merged([self._apply([job]) for job in jobs])
++ _merged(list(map(self._apply, zip(jobs))))
 tests/server/test_commit.py::test_bad_requests_of_one_caller_hold_up_others_for_one_of_them_at_a_time[memory]
 
 progress-weighs-nothing: Checkpoints of any size are written in one transaction.
@@ -555,7 +555,7 @@ tests/server/roles/test_tokens.py::test_who_came_without_a_token_makes_none_once
 tokens-retold: A repeat tells of a token whoever asks.
 server.roles.tokens:_created
 - known is not None and is_covered(by, known) and ...
-+ known is not None and compare_digest(known.digest, digest)
++ known is not None
 tests/server/roles/test_tokens.py::test_a_repeat_is_answered_to_those_who_may_see_the_token_and_for_the_same_order[memory]
 
 names-of-servers: Whoever may use names has those of the servers.

@@ -22,19 +22,22 @@ from tests.postgres_server import PostgresServer
 from tests.waiting import until
 
 
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    url = postgres.new_database()
+    PostgresStore(url).migrate()
+    return url
+
+
 def order(secret: str) -> Create:
     digest = digest_of(secret).hex()
     return Create(TokenRequest(id=uuid.uuid4().hex, name="t", digest=digest, scopes=["read"], kinds=["*"]))
 
 
 @pytest.mark.anyio
-async def test_the_other_nodes_are_told_of_a_token_that_one_revokes(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_other_nodes_are_told_of_a_token_that_one_revokes(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_TOKENS", 3600.0)  # no node looks by itself
     monkeypatch.setattr(token_watch, "_TRUSTED", 3600.0)
-    url = postgres.new_database()
-    PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
         await first.operations.change_token(order(secret := new_secret()))
         while second.tokens.of_digest(digest_of(secret)) is None:  # from now on it listens
@@ -46,12 +49,10 @@ async def test_the_other_nodes_are_told_of_a_token_that_one_revokes(
 
 @pytest.mark.anyio
 async def test_it_is_refused_within_a_second_also_if_the_other_node_was_not_told(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine._TOKENS * engine._PERIOD < 1
     monkeypatch.setattr(PostgresStore, "announce", lambda *_: None)
-    url = postgres.new_database()
-    PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
         await first.operations.change_token(order(secret := new_secret()))
         await until(lambda: second.tokens.of_digest(digest_of(secret)) is not None)
@@ -61,10 +62,8 @@ async def test_it_is_refused_within_a_second_also_if_the_other_node_was_not_told
 
 @pytest.mark.anyio
 async def test_a_node_that_has_stood_still_reads_the_tokens_before_it_trusts_one(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = postgres.new_database()
-    PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
         await second.token_watch.stop()
         await first.operations.change_token(order(secret := new_secret()))
@@ -83,10 +82,8 @@ async def test_a_node_that_has_stood_still_reads_the_tokens_before_it_trusts_one
 
 @pytest.mark.anyio
 async def test_a_node_that_has_stood_still_looks_for_a_token_before_it_serves_who_has_none(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = postgres.new_database()
-    PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as first, Engine(PostgresStore(url)) as second:
         await second.token_watch.stop()
         request, auth = Request({"type": "http", "headers": [], "client": None}), Authenticator(second)
@@ -115,11 +112,7 @@ def counted(node: Engine, monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.anyio
-async def test_a_node_that_cannot_read_the_tokens_trusts_none(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = postgres.new_database()
-    PostgresStore(url).migrate()
+async def test_a_node_that_cannot_read_the_tokens_trusts_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Engine(PostgresStore(url)) as node:
         await node.operations.change_token(order(secret := new_secret()))
         access = await Authenticator(node).access_of_secret(secret)
@@ -143,10 +136,8 @@ def unreadable(node: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 async def test_a_stream_of_events_ends_at_a_node_that_cannot_read_the_tokens(
-    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = postgres.new_database()
-    PostgresStore(url).migrate()
     async with Engine(PostgresStore(url)) as node:
         await node.operations.change_token(order(secret := new_secret()))
         access = await Authenticator(node).access_of_secret(secret)

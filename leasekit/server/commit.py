@@ -2,9 +2,9 @@
 
 Rule 1: an answer leaves only after its transaction has ended.
 Rule 2: one bad request fails alone. A shared transaction that fails is undone, and its requests are applied caller by
-caller. Those of one caller that fail together wait for another turn each, in which they are applied alone: others have
-theirs in between. If the store fails, requests are applied class by class, so that a disk that is almost full still
-takes small ones.
+caller. Those of one caller that fail together wait for another turn, class by class and then by halves, until the bad
+ones are alone: others have their turns in between. If the store fails, requests are applied class by class, so that a
+disk that is almost full still takes small ones.
 Rule 3: under load, classes of requests are served in the order in which they are declared; each class has a bounded
 queue, and a request that does not fit is refused at once. A class that was passed over `_PASSED` times has `_SHARE`
 items in the next transaction: a flood of tasks must not keep out the revocation of the token that sends them, and one
@@ -48,7 +48,7 @@ _SHARE = 500  # items of a class that was left out, at least one request
 
 _PASSED = 2  # transactions in a row that may leave out a class whose requests wait
 
-_ALONE = 2500  # items that a request counts in a turn of its own: who sends many bad ones has few turns
+_APART = 2500  # items that a transaction for some requests of one caller counts: who sends many bad ones has few turns
 
 _TRIES = 20  # of a transaction whose rows other nodes change at the same time
 
@@ -77,12 +77,18 @@ class _Job:
     done: Done
     note: Note | None  # what the audit log is to say of the request
     caller: str
-    is_alone: bool = False  # it has shared a transaction that failed
+    is_apart: bool = False  # it has failed together with others, and is applied with no others but `rest`
+    rest: "Sequence[_Job]" = ()
+
+    @property
+    def items(self) -> int:
+        """The items of the request, and of those that go with it."""
+        return self.size + sum(job.size for job in self.rest)
 
     @property
     def work(self) -> int:
-        """The items that the request counts in its turn."""
-        return max(self.size, _ALONE if self.is_alone else 1)
+        """The items that count in the turn of the request."""
+        return max(self.items, _APART if self.is_apart else 1)
 
 
 class _Outcome(NamedTuple):
@@ -241,14 +247,15 @@ class GroupCommit:
         try:
             while jobs := self._next():
                 while jobs:
-                    batch = jobs[: sum(not job.is_alone for job in jobs) or 1]
+                    shared = sum(not job.is_apart for job in jobs)
+                    batch = jobs[:shared] or [jobs[0], *jobs[0].rest]
                     began_at = time.perf_counter()
-                    self._is_repeated = batch[0].is_alone
+                    self._is_repeated = not shared
                     outcome = self._apply(batch)
                     self.seconds.add(time.perf_counter() - began_at)
                     self.sizes.add(sum(job.size for job in batch))
                     self._call_in_loop(self._deliver, outcome)
-                    jobs = jobs[len(batch) :]
+                    jobs = jobs[shared or 1 :]
             self._store.close()
         except BaseException:  # also SystemExit: later requests would wait for a thread that has ended
             logger.exception("the writer thread has failed: nothing is written until the server is restarted")
@@ -260,10 +267,11 @@ class GroupCommit:
             self._is_open = False
             self.fault = _ENDED_BADLY
             waiting = [*jobs, *(self._take(rank) for rank, queue in self._queues.items() for _ in range(len(queue)))]
+            waiting = [each for job in waiting for each in (job, *job.rest)]
         self._call_in_loop(self._deliver, _Outcome([(job, Unavailable(_ENDED_BADLY)) for job in waiting], {}))
 
     def _next(self) -> list[_Job]:
-        """Wait for the next requests, by class (Rule 3), those to be applied alone last; none: the writer must end."""
+        """Wait for the next requests, by class (Rule 3), those to be applied apart last; none: the writer must end."""
         jobs: list[_Job] = []
         with self._wake:
             while self._is_open and not any(self._queues.values()):
@@ -276,7 +284,7 @@ class GroupCommit:
                 if queue:
                     break
             jobs += self._passed_over({job.rank for job in jobs})
-            return sorted(jobs, key=lambda job: job.is_alone)
+            return sorted(jobs, key=lambda job: job.is_apart)
 
     def _passed_over(self, served: Collection[RequestClass]) -> list[_Job]:
         """Take requests of each class that was left out of too many transactions (Rule 3)."""
@@ -296,11 +304,11 @@ class GroupCommit:
 
     def _add(self, job: _Job) -> None:
         self._queues[job.rank].add(job.caller, job, work=job.work)
-        self._waiting[job.rank].add(job.caller, job.size)
+        self._waiting[job.rank].add(job.caller, job.items)
 
     def _take(self, rank: RequestClass) -> _Job:
         job = self._queues[rank].take()
-        self._waiting[rank].add(job.caller, -job.size)
+        self._waiting[rank].add(job.caller, -job.items)
         return job
 
     def _apply(self, jobs: Sequence[_Job]) -> "_Outcome":
@@ -325,11 +333,15 @@ class GroupCommit:
             self._is_repeated = was
 
     def _put_back(self, jobs: Sequence[_Job]) -> "_Outcome":
-        """Give each of these requests another turn, of its own."""
+        """Give these requests other turns: each class its own, or each half of one class."""
+        parts = [[job for job in jobs if job.rank is rank] for rank in dict.fromkeys(job.rank for job in jobs)]
+        if len(parts) == 1:
+            half = len(jobs) // 2
+            parts = [[*jobs[:half]], [*jobs[half:]]]
         with self._wake:
-            for job in jobs:
-                job.is_alone = True
-                self._add(job)
+            for first, *rest in parts:
+                first.is_apart, first.rest = True, rest
+                self._add(first)
         return _Outcome([], {})
 
     def _transact(self, jobs: Sequence[_Job]) -> "_Outcome":

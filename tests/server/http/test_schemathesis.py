@@ -123,20 +123,21 @@ def excluded(case: schemathesis.Case[Any]) -> list[Any]:
     PostgreSQL refuses to be vacuumed; texts may be no cron expressions or tokens of dry runs; a task may have ended;
     an access token may have a name with a hyphen or a space at its ends, or a pattern with a * in its middle.
     """
-    may_refuse = (case.method.upper(), case.path) in MAY_REFUSE or any(map(_runs_after_itself, _tasks_of(case.body)))
+    may_refuse = (case.method.upper(), case.path) in MAY_REFUSE or any(map(_may_be_refused, _tasks_of(case.body)))
     return [positive_data_acceptance] if may_refuse else []
 
 
 def _tasks_of(body: Any) -> list[Any]:
-    """Return the new tasks of a request: a schema does not say that none runs after itself."""
+    """Return the new tasks of a request."""
     if not isinstance(body, dict):
         return []
     then = [task for result in body.get("results", ()) for task in result.get("then", ())]
     return [*body.get("tasks", ()), *then]
 
 
-def _runs_after_itself(task: Any) -> bool:
-    return task.get("id") in task.get("after", ())
+def _may_be_refused(task: Any) -> bool:
+    """Return whether a task runs after itself, or has labels, which settings of its kind may rule out."""
+    return task.get("id") in task.get("after", ()) or bool(task.get("requires") or task.get("prefers"))
 
 
 @pytest.mark.slow

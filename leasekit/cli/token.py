@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import mkstemp
 from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
@@ -154,30 +155,32 @@ def _written(path: Path, make: Callable[[], NewToken]) -> NewToken:
 
     The file is opened and has its room first: who gives itself another secret, and cannot write that down, has none.
     """
-    part, made = path.parent / f".leasekit-token.{os.getpid()}", None
+    made, part = None, None
     try:
         # To put a file in its place would take /dev/null from all others.
-        is_special = path.exists() and not path.is_file()
-        if path.is_symlink() and not is_special:
+        if path.exists() and not path.is_file():
+            with path.open("w", encoding="ascii") as device:
+                made = make()
+                device.write(f"{made.secret}\n")
+            return made
+        if path.is_symlink():
             raise OSError(None, "a link is there")
-        how = os.O_WRONLY | (0 if is_special else os.O_CREAT | os.O_EXCL)
-        with open(os.open(path if is_special else part, how, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
-            if not is_special:
-                file.write(" " * _ROOM)
-                file.flush()
-                os.fsync(file.fileno())
-                file.seek(0)
+        descriptor, part = mkstemp(dir=path.parent, prefix=".leasekit-token-")
+        with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
+            file.write(" " * _ROOM)
+            file.flush()
+            os.fsync(descriptor)
+            file.seek(0)
             made = make()
             file.write(f"{made.secret}\n")
-            if not is_special:
-                file.truncate()
-        if not is_special:
-            part.replace(path)
+            file.truncate()
+        Path(part).replace(path)
     except OSError as error:
         then = "nothing was changed, so give another --out" if made is None else "rotate the token with another --out"
         raise LeasekitError(f"the secret cannot be written to {path} ({error.strerror}): {then}") from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            Path(part).unlink(missing_ok=True)
     return made
 
 

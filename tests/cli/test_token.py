@@ -59,6 +59,7 @@ def test_a_secret_takes_the_place_of_no_device_pipe_or_link(run: Run, store: str
     assert link.is_symlink()
     assert "cannot be written to" in made("folder", tmp_path)
     assert "cannot be written to" in made("nothing", Path())
+    assert "cannot be written to" in made("under", file / "out")
     assert "cannot be written to" in made("missing", tmp_path / "missing" / "file")
     assert run("token", "list", "--store", store).stdout.split("\t")[0] == "piped"
     assert sorted(path.name for path in tmp_path.iterdir() if "tasks.db" not in path.name) == ["file", "link", "pipe"]

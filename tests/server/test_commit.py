@@ -273,6 +273,33 @@ async def test_a_bad_request_holds_up_good_ones_of_its_caller_for_a_few_turns(re
     assert ["f1"] in recorder.turns, "another class does not fail with it again"
 
 
+@pytest.mark.parametrize("how", ["stop", "writer"])
+async def test_requests_that_wait_for_another_turn_are_answered_also_at_the_end(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    at_once = module.GroupCommit._put_back
+
+    def put_back(self: GroupCommit, jobs: Any) -> Any:
+        outcome = at_once(self, jobs)
+        if how == "writer" and jobs[0].is_apart and len(jobs) < 5:
+            raise SystemExit
+        self._is_open = False
+        return outcome
+
+    monkeypatch.setattr(module.GroupCommit, "_put_back", put_back)
+    async with recorder.commit() as commit:
+        ahead = await recorder.held_up(commit)
+        asking = [commit.begin(recorder.last, name, size=1) for name in ("a", "bad", "c", "d", "e")]
+        recorder.may_go.set()
+        with anyio.fail_after(60):
+            answers = await asyncio.gather(ahead, *asking, return_exceptions=True)
+    if how == "writer":
+        assert all(isinstance(answer, Unavailable) for answer in answers[1:])
+    else:
+        assert [str(answer) for answer in answers] == ["AHEAD", "A", "bad", "C", "D", "E"]
+        assert commit.backlog["lasts"] == 0
+
+
 async def test_where_the_store_fails_the_other_classes_still_get_through(recorder: Recorder) -> None:
     async with recorder.commit() as commit:
         answers = await recorder.together(commit, "a1", "big", "c")

@@ -4,6 +4,7 @@ from harness.simulation.mutants.access import ACCESS
 from harness.simulation.mutants.around import AROUND
 from harness.simulation.mutants.beyond import BEYOND
 from harness.simulation.mutants.changes import CHANGES
+from harness.simulation.mutants.connections import CONNECTIONS
 from harness.simulation.mutants.dead_letters import DEAD_LETTERS
 from harness.simulation.mutants.drains import DRAINS
 from harness.simulation.mutants.firings import FIRINGS
@@ -16,6 +17,7 @@ from harness.simulation.mutants.queues import QUEUES
 from harness.simulation.mutants.routing import ROUTING
 from harness.simulation.mutants.service import SERVICE
 from harness.simulation.mutants.shares import SHARES
+from harness.simulation.mutants.turns import TURNS
 from harness.simulation.mutants.waits import WAITS
 
 TABLES = (
@@ -34,6 +36,8 @@ TABLES = (
     FLOWS,
     WAITS,
     ACCESS,
+    CONNECTIONS,
+    TURNS,
     AROUND,
     BEYOND,
 )

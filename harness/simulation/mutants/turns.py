@@ -1,0 +1,154 @@
+"""Mutants of what callers share: their turns, the rooms in which they wait, and how much each request counts."""
+
+from collections.abc import Mapping
+
+from harness.simulation.mutants.mutant import Mutant, tested
+
+TURNS: Mapping[str, Mutant] = tested(
+    "the clients of a history are one caller",
+    """
+shares-ignored: One token takes up what requests of all tokens have together.
+server.fair_bound:FairBound.is_reached
+- return self._of[caller] * callers >= most
++ return True
+tests/server/http/test_http_access.py::test_answers_that_one_token_does_not_read_hold_up_no_other[sqlite]
+
+readers-of-nobody: Readers of events are counted for all tokens together.
+server.http.events:Feed._reading
+- self._of_callers.add(caller, 1)
++ self._of_callers.add("", 1)
+tests/server/http/test_events.py::test_the_readers_of_one_token_keep_no_other_out
+
+reads-of-nobody: Reads wait in one line, whoever asks.
+server.readers:Readers.run
+- CALLER.get()
++ ""
+tests/server/test_readers.py::test_a_caller_with_many_reads_holds_up_no_other_by_more_than_one
+
+reads-of-one-caller: What serves all that wait is read in the turn of the caller who has begun to wait first.
+server.end_waits:EndWaits._enter
+- asyncio.create_task(self._keep_looking(), context=Context())
++ asyncio.create_task(self._keep_looking())
+tests/server/test_end_waits.py::test_what_serves_all_requests_is_read_for_none_of_their_callers[sqlite]
+
+turns-without-end: A caller has the next turn too, as long as it has reads.
+server.fair_queue:FairQueue.take
+- self._now + work
++ self._now
+tests/server/test_fair_queue.py::test_two_who_wait_all_the_time_are_given_the_same_work_but_for_one_item[0]
+
+turns-by-number: Callers take turns by their requests, however large these are.
+server.fair_queue:FairQueue.take
+- self._now + work
++ self._now + 1
+tests/server/test_fair_queue.py::test_who_asks_for_much_work_comes_after_all_who_ask_for_little
+
+turns-from-anew: Who comes back is taken for one who was given nothing.
+server.fair_queue:FairQueue._wait
+- max(self._now, self._ends.get(caller, 0))
++ self._now
+tests/server/test_fair_queue.py::test_who_comes_back_with_much_work_again_and_again_gains_nothing
+
+one-of-those-left-out: Of a class that was left out one request is served, however many wait.
+server.commit:GroupCommit._passed_over
+- self._take_some(rank, _SHARE, at_least=1)
++ self._take_some(rank, 0, at_least=1)
+tests/server/test_commit.py::test_no_flood_of_a_class_keeps_out_the_classes_after_it[memory]
+
+bad-ones-at-once: Requests that fail together are applied one after another, before anybody else has a turn.
+server.commit:GroupCommit._apply
+- self._put_back(jobs)
++ _merged(list(map(self._apply, zip(jobs))))
+tests/server/test_commit.py::test_bad_requests_of_one_caller_hold_up_others_for_one_of_them_at_a_time[memory]
+
+progress-weighs-nothing: Checkpoints of any size are written in one transaction.
+server.request_classes:work_of_beat
+- _blocks(beat.progress)
++ 0
+tests/server/test_worst_requests.py::test_values_successors_and_kinds_count_as_work_in_a_transaction
+
+errors-weigh-nothing: Errors of any size are written in one transaction.
+server.request_classes:work_of_settlement
+- (settlement.result, settlement.error, settlement.progress)
++ (settlement.result,)
+tests/server/test_worst_requests.py::test_values_successors_and_kinds_count_as_work_in_a_transaction
+
+writes-of-nobody: What waits to be written is counted for all tokens together, and served as it came.
+server.commit:GroupCommit.submit
+- caller = CALLER.get() if caller is None else caller
++ caller = ""
+tests/server/test_commit.py::test_callers_take_turns_and_none_fills_the_queue_of_a_class[sqlite]
+
+revocations-behind-tasks: A flood of tasks keeps the requests of later classes, such as revocations, from being written.
+server.commit:GroupCommit._passed_over
+- self._passed[rank] > _PASSED
++ self._passed[rank] > 1000
+tests/server/test_commit.py::test_no_flood_of_a_class_keeps_out_the_classes_after_it[sqlite]
+
+waits-of-nobody: Waits for ends are counted for all tokens together.
+server.end_waits:EndWaits._wait
+- self._waiting.add(caller, len(ids))
++ self._waiting.add("", len(ids))
+tests/server/test_end_waits.py::test_the_waits_of_one_token_keep_no_other_out[sqlite]
+
+claims-of-nobody: Claims that wait are counted for all tokens together.
+server.long_poll:LongPolls._begin
+- self._of_callers.add(caller_of(request.claim_id), 1)
++ self._of_callers.add("", 1)
+tests/server/test_long_poll.py::test_the_claims_of_one_token_keep_no_other_from_waiting
+
+kinds-of-one-token-first: Claims of one token for many kinds go before those of others that came later.
+server.roles.claims:_out_of_reach
+- _first_kinds(_in_turns(requests))
++ _first_kinds(requests)
+tests/server/test_worst_requests.py::test_claims_of_many_kinds_of_one_token_go_before_no_claim_of_another
+
+kinds-of-nobody: The kinds that claims wait for are counted for all tokens together.
+server.long_poll:LongPolls._begin
+- self._kinds.add(caller_of(request.claim_id), request.kinds)
++ self._kinds.add("", request.kinds)
+tests/server/test_long_poll.py::test_claims_wait_for_many_kinds_only_if_these_are_the_same
+
+big-answers-of-all: Big answers about tasks wait for those of other tokens.
+server.http.sending:Sending.of_task
+- self._turns.setdefault(CALLER.get(), asyncio.Semaphore(_OF_TASKS))
++ self._turns.setdefault("", asyncio.Semaphore(_OF_TASKS))
+tests/server/test_worst_requests.py::test_big_answers_that_one_token_does_not_read_hold_up_no_other
+
+sign-of-one-token: The workers of one token fill what a node tells the others.
+server.roles.directory:Directory._rows_of
+- size += len(row)
++ pass
+tests/server/roles/test_directory.py::test_what_a_node_writes_leaves_out_workers_of_the_token_with_most
+
+pages-without-end: A page has any number of kinds.
+server.roles.directory:Roster.page
+- size > _PAGE
++ False
+tests/server/roles/test_directory.py::test_a_page_of_workers_ends_where_it_has_very_many_kinds
+
+directory-without-end: Made-up workers and kinds fill the memory.
+server.roles.directory:Directory._keep
+- self._bytes.total > _MOST
++ False
+tests/server/roles/test_directory.py::test_a_full_directory_forgets_workers_of_the_token_with_most_the_oldest_first
+
+counts-for-each: Whoever asks for the counts of all kinds has them counted anew.
+server.queries:Queries.counts
+- self._next_count is None
++ True
+tests/server/test_worst_requests.py::test_those_who_ask_for_counts_together_share_them
+
+reads-without-room: Lists that nobody reads fill the memory.
+server.http.sending:Sending.check_reads
+- self._reads.is_reached(CALLER.get(), _TOGETHER)
++ False
+tests/server/http/test_http_connections.py::test_answers_that_are_not_read_have_a_room_together[sqlite]
+
+roots-walked-anew: The root of each of a thousand tasks in a row is walked for anew.
+server.roles.chains:roots_of
+- last not in found and (parent := parents.get(last)) is not None and parent not in way
++ (parent := parents.get(last)) is not None and parent not in way
+tests/server/roles/test_chains.py::test_the_roots_of_a_thousand_tasks_in_a_row_are_found_in_one_walk[-1]
+""",
+)

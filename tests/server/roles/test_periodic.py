@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from leasekit.errors import Refused
 from leasekit.periodic import Firing, PeriodicInfo, PeriodicTaskItem
-from leasekit.server import declarations
+from leasekit.server import consumers_work, declarations
 from leasekit.server.firings import firing_id
 from leasekit.server.roles import firing
 from leasekit.server.roles.gates import GateChange
@@ -157,6 +157,19 @@ async def test_a_foreign_task_that_took_the_id_in_advance_stops_no_firing(bench:
     await until(bench, 1)
     assert [fate for _, fate in await fates(bench)] == ["scheduled", "skipped" if overlap == "skip" else "scheduled"]
     assert (await bench.status(hour(0))) == "new"
+
+
+async def test_a_tick_fires_a_bounded_number_of_periodic_tasks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(firing, "STEP", 2)
+    monkeypatch.setattr(consumers_work, "_FIRE_MOST", 4)
+    for number in range(10):
+        await put(bench, f"p{number}")
+    fired = list[int]()
+    await until(bench, 0)
+    for _ in range(3):
+        fired.append(len(await listed(bench)))
+        await bench.engine.tick()
+    assert fired == [4, 8, 10], "leases that end, and a start, wait for no more"
 
 
 async def test_many_periodic_tasks_that_are_due_together_all_fire(

@@ -666,6 +666,7 @@ class Histories(RuleBasedStateMachine):
     def look_around(self) -> None:
         self.run(self.rig.look())
         self.look()
+        self.see_what_is_dropped()  # now: its gate may open by time before anybody asks
         self.note_what_has_opened()
 
     # What holds

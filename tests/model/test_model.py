@@ -487,11 +487,11 @@ class Histories(RuleBasedStateMachine):
 
     def why_gone(self, model: Model, task: Task) -> str:
         grant = next(grant for grant in model.grants if grant.token == task.token)
-        if model.status in ENDED:
-            return "cancelled" if model.status == "cancelled" else "settled"
+        if model.status == "cancelled":
+            return "cancelled"
         if grant.report is not None:
             return "settled"
-        if not model.is_of_last_run(grant):
+        if not model.is_of_last_run(grant) or (model.status in ENDED and grant.fence != model.fence):
             return "taken"
         return "overdue" if self.is_overdue(model) else "expired"
 

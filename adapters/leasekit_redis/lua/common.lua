@@ -793,15 +793,16 @@ local function why_gone(id, s, token)
     return 'unknown'
   elseif s.status == 'cancelled' then
     return 'cancelled'
-  elseif score(ENDED, id) then
-    return 'settled'
   end
   local lease, run = read(WORKING, id), past_run(id, token)
-  if s.token == token then
+  local has_ended = score(ENDED, id)
+  local is_dead_of_it = has_ended and run and not run.digest and run.fence == s.fence
+  if s.token == token or is_dead_of_it then
     return run and run.error and 'overdue' or 'expired'
   elseif lease and lease.token == token then
     return lease.ends and lease.ends <= now and 'overdue' or 'expired'
   end
-  return run and run.digest and 'settled' or 'taken'
+  local is_settled = run and run.digest or not run and has_ended
+  return is_settled and 'settled' or 'taken'
 end
 

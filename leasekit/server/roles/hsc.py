@@ -78,12 +78,12 @@ def _unless_locked(
 def _renew(turn: UnitOfWork, rows: Mapping[str, Trigger], beats: Sequence[Beat]) -> list[Verdict]:
     batch = _judged(rows, beats, turn.instant)
     _save_beats(turn, batch)
-    if batch.refused:
+    if batch.ended:
+        rows = {**rows, **_keep_ended(turn, list(batch.ended.values()))}
+    if batch.refused:  # by what is true now: whoever asks again is told the same
         past = _Past(turn, [rows[beats[at].id].seq for at in batch.refused if beats[at].id in rows])
         for at in batch.refused:
             batch.verdicts[at] = past.gone(beats[at].id, rows.get(beats[at].id), beats[at].token)
-    if batch.ended:
-        _keep_ended(turn, list(batch.ended.values()))
     return batch.verdicts
 
 
@@ -142,16 +142,17 @@ def _save_beats(turn: UnitOfWork, batch: _Batch) -> None:
         turn.tell("started", replace(row, status=Status.PROCESSING))
 
 
-def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> None:
-    """Make *gone* final for these leases.
+def _keep_ended(turn: UnitOfWork, rows: Sequence[Trigger]) -> dict[str, Trigger]:
+    """Make *gone* final for these leases; return their tasks as they are then, by id.
 
     A restart gives all leases more time, maybe before the consumer expires them, and its clock may be behind this one.
     """
     lapsed = [row for row in rows if has_lapsed(row, turn.instant)]
-    over = [row for row in rows if row not in lapsed]
     expired = lapse(turn, lapsed)
-    turn.tx.save([*expired, *(replace(row, run_until=OVER) for row in over)])
+    ended = [*expired, *(replace(row, run_until=OVER) for row in rows if row not in lapsed)]
+    turn.tx.save(ended)
     release(turn, expired)
+    return {row.id: row for row in ended}
 
 
 class _Past:
@@ -176,12 +177,12 @@ class _Past:
             return "unknown"
         if row.status is Status.CANCELLED:
             return "cancelled"
-        if row.status.ended:
-            return "settled"
-        if is_token_of(row, token):
-            return "overdue" if is_overdue(row, self._instant) else "expired"
         run = self.find(row, token)
-        return "settled" if run is not None and run.digest is not None else "taken"
+        is_dead_of_it = row.status.ended and run is not None and run.digest is None and run.fence == row.fence
+        if is_token_of(row, token) or is_dead_of_it:
+            return "overdue" if is_overdue(row, self._instant) else "expired"
+        is_settled = row.status.ended if run is None else run.digest is not None
+        return "settled" if is_settled else "taken"
 
 
 def results(turn: UnitOfWork, settlements: Sequence[Settlement]) -> list[Verdict]:

@@ -77,7 +77,7 @@ class Retries(SchedulerBase):
             while (await self.info(backend, task.id)).status is not Status.DEAD:
                 assert await self.nothing_left(backend, kind)
                 await anyio.sleep(0.02)
-        assert is_gone(await self.settle(backend, task, result="late"), "settled")
+        assert is_gone(await self.settle(backend, task, result="late"), "expired")
         assert (await self.info(backend, task.id)).status is Status.DEAD
 
     async def test_a_token_that_was_never_granted_writes_nothing(self, backend: Service, kind: str) -> None:

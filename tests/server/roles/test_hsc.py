@@ -196,6 +196,15 @@ async def test_a_beat_says_why_a_lease_is_gone(bench: Bench) -> None:
     assert (unknown.verdict, unknown.reason) == ("gone", "unknown")
 
 
+async def test_a_beat_that_finds_an_expired_lease_is_told_the_same_when_it_is_repeated(bench: Bench) -> None:
+    called_off = await bench.taken("called-off", claim_timeout=10)
+    await bench.cancel("called-off")
+    last = await bench.taken("last", kind="l", claim_timeout=10, max_crashes=0)
+    bench.clock.advance(10)
+    for task, reason in ((called_off, "cancelled"), (last, "expired")):
+        assert [(await bench.beat(task)).reason for _ in range(2)] == [reason] * 2
+
+
 async def test_a_token_of_another_task_renews_nothing(bench: Bench) -> None:
     one, other = await bench.taken("a", claim_timeout=10), await bench.taken("b")
     (beat,) = await bench.engine.heartbeat("w", [Beat(id=one.id, token=other.token)])
@@ -416,7 +425,7 @@ async def test_a_late_result_of_a_task_that_has_ended_meanwhile_is_gone(bench: B
     task = await bench.taken("a", claim_timeout=10, max_crashes=0)
     await bench.later(10)
     assert await bench.status("a") == "dead"
-    assert (await bench.settle(task)).reason == "settled"
+    assert (await bench.settle(task)).reason == "expired"
     assert await bench.status("a") == "dead"
 
 

@@ -43,6 +43,8 @@ YIELD_TIMEOUT = 15.0  # for a process that has the store open, and leaves it to 
 YIELD_PAUSE = 0.05
 _CLOSE_TIMEOUT = 1.0
 _OPEN_FILES = 10_000  # each client takes some, and each connection with TLS 50 KiB of memory before its first request
+_ACCEPTS = 32  # connections that are accepted in one turn of the event loop
+_SWITCH = 0.0005  # seconds; the default of 5 ms is what each read of a socket waits for while the writer computes
 _RECEIVED, _SENT = 64 * 1024, 256 * 1024  # bytes that the system and TLS keep for a connection; else it is megabytes
 
 
@@ -65,6 +67,7 @@ def serve(
     """
     logging.getLogger("uvicorn.error").addFilter(LogLimit())  # of this process of our own
     _allow_open_files()
+    sys.setswitchinterval(_SWITCH)
     with LogThread(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         queues = None if queue is None else open_queues(queue)
         store = open_store(store_url, check=check)
@@ -176,6 +179,15 @@ async def serve_engine(engine: Engine, listener: socket.socket, stop: asyncio.Ev
     await serving
 
 
+def _copies(listener: socket.socket) -> list[socket.socket]:
+    """Return a listening socket `_ACCEPTS` times.
+
+    libuv takes one connection from a socket in each turn of its loop. Behind the connections of a flood, which make
+    each turn long, a new one would wait for as many turns as there are connections before it.
+    """
+    return [listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]
+
+
 def bound_to_loopback(port: int) -> socket.socket:
     """Return a socket at a port of this machine. Raises `ConfigError`."""
     return _bind("127.0.0.1", port, NO_SECURITY)[0]
@@ -238,7 +250,7 @@ class Server(uvicorn.Server):
         local = [listener for listener in sockets or [] if listener.family == socket.AF_UNIX]
         tcp = [listener for listener in sockets or [] if listener.family != socket.AF_UNIX]
         if local or not tcp:
-            await super().startup(local)
+            await super().startup([each for listener in local for each in _copies(listener)])
             servers += self.servers
         if tcp:
             servers += await self._start_tcp(tcp)
@@ -255,7 +267,7 @@ class Server(uvicorn.Server):
             self._with_tls += [listener.dup() for listener in listeners]
             self.config.ssl = self._certificates.context
         try:
-            await super().startup(listeners)
+            await super().startup([each for listener in listeners for each in _copies(listener)])
         finally:
             self.config.ssl = None
         if self._certificates is not None:

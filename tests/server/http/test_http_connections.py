@@ -193,6 +193,25 @@ def test_a_connection_serves_many_requests(server: Running) -> None:
             assert data.startswith(b"HTTP/1.1 200 OK"), data
 
 
+def test_connections_that_come_together_are_accepted_in_a_few_turns_of_the_loop(server: Running) -> None:
+    """A flood's connections come before others, and its requests make each turn long."""
+
+    async def come(count: int) -> int:
+        """Connect while the loop stands still; return the turns until all connections are served."""
+        before, turns = len(server.connections), 0
+        with contextlib.ExitStack() as opened:
+            for _ in range(count):
+                opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            while len(server.connections) < before + count:
+                turns += 1
+                await asyncio.sleep(0)
+        return turns
+
+    turns = asyncio.run_coroutine_threadsafe(come(100), server.loop).result(30)
+    assert turns <= 20
+
+
+
 @pytest.mark.parametrize("is_split", [False, True])
 def test_an_offer_of_http_2_is_ignored_and_its_body_read(server: Running, is_split: bool) -> None:
     """`curl --http2` and Java's client send it with their first request."""

@@ -1,0 +1,187 @@
+"""Rows about floods: clients of one access token send what is dear or refused, and others have tokens of their own."""
+
+import json
+import secrets
+import statistics
+import string
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from hashlib import sha256
+from http.client import HTTPConnection
+from threading import Event
+from typing import Any
+
+from harness.chaos.calls import MEGABYTES, SLOWEST, call, claim, encoded, headers, loaded, peak
+from harness.chaos.scenarios import scenario
+from harness.chaos.world import World
+from leasekit.wire import MAX_BATCH
+
+CONNECTIONS = 150
+SECONDS = 6.0  # for which each flood lasts
+_SCOPES = {"flooder": ["submit", "work", "read"], "honest": ["submit", "work", "read"]}
+
+Request = tuple[str, bytes]
+Send = Callable[..., Any]
+"""Sends the fields of one request to a path, as the flooder, and returns the answer."""
+
+
+@scenario(35, "floods-of-one-token", faults=("load",), alone=True)
+def floods(world: World) -> None:
+    """Floods of what is dear or refused, by one access token: heartbeats and new tasks of others stay fast enough."""
+    _flood(world, "loaded.db")
+
+
+@scenario(35, "floods-of-one-token-on-postgresql", faults=("load",), service="postgresql", alone=True)
+def floods_on_postgresql(world: World) -> None:
+    """The same with a database that is new."""
+    _flood(world, world.database.create("loaded"))
+
+
+def _flood(world: World, store: str) -> None:
+    server, port, beat = loaded(world, store)
+    tokens = _tokens(port)
+
+    def send(path: str, **fields: Any) -> Any:
+        return json.loads(call(port, path, encoded(**fields), token=tokens["flooder"])[1])
+
+    for name, parts in _FLOODS.items():
+        over, statuses, beats, tasks = Event(), Counter[int](), list[float](), list[float]()
+        loads = [(tokens[token], _REQUESTS[what](send), count) for token, what, count in parts]
+        with ThreadPoolExecutor(2 * CONNECTIONS) as threads:
+            work = [
+                threads.submit(_send, port, token, [*requests[at:], *requests[:at]], statuses, over)
+                for token, requests, count in loads
+                for at in range(count)
+            ]
+            work += [
+                threads.submit(_beat, port, tokens["honest"], beat, beats, over),
+                threads.submit(_work, port, tokens["honest"], tasks, over),
+            ]
+            over.wait(SECONDS)
+            over.set()
+            for each in work:
+                each.result(300)
+        usual = statistics.quantiles(tasks, n=10)[-1] if len(tasks) > 1 else tasks[0]
+        print(
+            f"      {name:<38} slowest heartbeat {max(beats):6.3f} s, new tasks {usual:6.3f} s (9 of 10), "
+            f"{max(tasks):6.3f} s, answers {dict(sorted(statuses.items()))}"
+        )
+        assert max(beats) < SLOWEST, f"{name}: a heartbeat took {max(beats):.1f} s"
+        assert usual < SLOWEST, f"{name}: of 10 new tasks of another token, one took {usual:.1f} s or more"
+        assert statuses.keys() <= {200, 409, 422, 429}, f"{name}: {statuses}"
+        world.fault("load", target=name)
+    assert peak(server) < MEGABYTES
+    assert server.stop() == 0
+
+
+def _tokens(port: int) -> dict[str, str]:
+    """Make an access token for an administrator, then one for each of `_SCOPES`; return secrets by name."""
+    made: dict[str, str] = {}
+    for name, scopes in {"admin": ["submit", "work", "read", "operate"], **_SCOPES}.items():
+        secret = "lk_" + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(43))
+        new = {"name": name, "digest": sha256(secret.encode()).hexdigest(), "scopes": scopes, "kinds": ["*"]}
+        status, raw = call(port, "/v1/tokens", encoded(id=str(uuid.uuid4()), **new), token=made.get("admin", ""))
+        assert status == 200, raw
+        made[name] = secret
+    return made
+
+
+def _send(port: int, token: str, requests: Sequence[Request], statuses: "Counter[int]", over: Event) -> None:
+    """Send these requests again and again on one connection."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+        while True:
+            for path, body in requests:
+                if over.is_set():
+                    return
+                connection.request("POST", path, body, headers(token))
+                answer = connection.getresponse()
+                answer.read()
+                statuses[answer.status] += 1
+                over.wait(0.1 if answer.status == 429 else 0)
+
+
+def _beat(port: int, token: str, beat: bytes, seconds: list[float], over: Event) -> None:
+    while not (over.is_set() and seconds):
+        began_at = time.monotonic()
+        status, raw = call(port, "/v1/heartbeats", beat, token=token)
+        seconds.append(time.monotonic() - began_at)
+        assert status == 200, raw
+        over.wait(0.02)
+
+
+def _work(port: int, token: str, seconds: list[float], over: Event) -> None:
+    """Schedule a task, claim it, and end it, again and again; note how long each new task took."""
+    while not (over.is_set() and seconds):
+        began_at = time.monotonic()
+        status, raw = call(port, "/v1/tasks", encoded(tasks=[{"kind": "honest"}]), token=token)
+        seconds.append(time.monotonic() - began_at)
+        assert status == 200, raw
+        results = [
+            {"id": task["id"], "token": task["token"], "outcome": "success"}
+            for task in claim(port, "honest", 10, token=token)
+        ]
+        if results:
+            call(port, "/v1/results", encoded(worker="w", results=results), token=token)
+
+
+def _settled(send: Send) -> Sequence[Request]:
+    send("/v1/tasks", tasks=[{"kind": "settled"}] * MAX_BATCH)
+    kinds = {"kinds": ["settled"], "claim_id": str(uuid.uuid4()), "limit": MAX_BATCH}
+    tasks = send("/v1/claims", worker="w", **kinds)["tasks"]
+    results = [{"id": task["id"], "token": task["token"], "outcome": "success"} for task in tasks]
+    send("/v1/results", worker="w", results=results)
+    return [("/v1/results", encoded(worker="w", results=results))]
+
+
+def _ended(send: Send) -> Sequence[Request]:
+    ids = [task["id"] for task in send("/v1/tasks", tasks=[{"kind": "ended"}] * MAX_BATCH)["tasks"]]
+    send("/v1/tasks/cancel", ids=ids)
+    return [("/v1/tasks/cancel", encoded(ids=ids))]
+
+
+def _circles(send: Send) -> Sequence[Request]:
+    """Each request is refused only after all that waits behind it was read."""
+    name = str(uuid.uuid4())
+    row = [{"kind": "row", "id": f"{name}-{n}", "after": [f"{name}-{n - 1}"]} for n in range(1, MAX_BATCH + 1)]
+    send("/v1/tasks", tasks=row)
+    return [("/v1/tasks", encoded(tasks=[{"kind": "row", "id": f"{name}-0", "after": [row[-1]["id"]]}]))]
+
+
+def _labels(send: Send) -> Sequence[Request]:
+    """Of a kind whose waiting tasks have as many different sets of labels as they may have."""
+    kind = f"labels-{uuid.uuid4()}"
+    tasks = [{"kind": kind, "requires": {"label": f"x{n}"}} for n in range(33)]
+    send("/v1/tasks", tasks=tasks[:32])
+    return [("/v1/tasks", encoded(tasks=[{"kind": "good"}] * 100 + tasks[32:]))]
+
+
+def _claims(_: Send) -> Sequence[Request]:
+    kinds = [[f"none-{n}-{m}" for m in range(50)] for n in range(50)]
+    return [("/v1/claims", encoded(worker="w", claim_id=f"c{n}", wait=0, kinds=some)) for n, some in enumerate(kinds)]
+
+
+def _tasks(_: Send) -> Sequence[Request]:
+    return [("/v1/tasks", encoded(tasks=[{"kind": "flood"}] * 100))]
+
+
+_REQUESTS: dict[str, Callable[[Send], Sequence[Request]]] = {
+    "results of what is settled": _settled,
+    "cancels of what has ended": _ended,
+    "circles": _circles,
+    "labels": _labels,
+    "claims": _claims,
+    "tasks": _tasks,
+}
+_FLOODS: dict[str, Sequence[tuple[str, str, int]]] = {
+    **{what: [("flooder", what, CONNECTIONS)] for what in _REQUESTS},
+    "results, claims and tasks": [
+        ("flooder", what, CONNECTIONS // 3) for what in ("results of what is settled", "claims", "tasks")
+    ],
+    "circles and tasks": [("flooder", what, CONNECTIONS // 2) for what in ("circles", "tasks")],
+    "tasks, and one bad client of the honest": [("flooder", "tasks", CONNECTIONS), ("honest", "circles", 1)],
+    "circles, and a bad client of the honest": [("flooder", "circles", CONNECTIONS), ("honest", "labels", 1)],
+}

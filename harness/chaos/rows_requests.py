@@ -1,7 +1,6 @@
 """Rows about requests: the largest legal ones, refused ones, and what no client sends, beside heartbeats."""
 
 import json
-import re
 import selectors
 import socket
 import time
@@ -10,14 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from http.client import HTTPConnection
-from pathlib import Path
 from random import Random
 from threading import Event
 from typing import Any
 
 from harness.chaos.batches import batches
-from harness.chaos.processes import Process, wait_for
+from harness.chaos.calls import MEGABYTES, SLOWEST, call, claim, encoded, loaded, peak
 from harness.chaos.scenarios import scenario
 from harness.chaos.streams import stream
 from harness.chaos.world import World
@@ -27,8 +24,6 @@ SENDERS = 4
 SECONDS = 3.0  # for which each kind of request is sent
 STREAMS = 60
 CLIENTS = 24  # that make up batches
-MEGABYTES = 500  # that a server may have: each of its rooms has 64, and decoding one body takes 200
-SLOWEST = 5.0  # seconds that a heartbeat may take; most tasks have a ttl of minutes
 
 Request = tuple[str, bytes]
 
@@ -36,7 +31,7 @@ Request = tuple[str, bytes]
 @scenario(35, "worst-requests", faults=("load",), alone=True)
 def worst_requests(world: World) -> None:
     """The worst requests of each operation, from four clients at once: heartbeats beside them stay fast enough."""
-    server, port, beat = _loaded(world)
+    server, port, beat = loaded(world)
     for name, make in _REQUESTS.items():
         requests, senders, answers = make(port), _SENDERS.get(name, SENDERS), list[int]()
         loads = [partial(_send, port, [*requests[first:], *requests[:first]], answers) for first in range(senders)]
@@ -50,11 +45,11 @@ def worst_requests(world: World) -> None:
 @scenario(35, "odd-streams", faults=("load",), alone=True)
 def odd_streams(world: World) -> None:
     """Streams of what no client sends, on many connections: heartbeats stay fast enough, and the memory bounded."""
-    server, port, beat = _loaded(world)
+    server, port, beat = loaded(world)
     for seed in range(STREAMS):
         connections, reads = Random(seed).choice((1, 4, 30, 200)), seed % 2 == 0
         slowest = _slowest_beat(port, beat, partial(_pour, port, seed, connections, reads), seconds=1.0)
-        megabytes = _peak(server)
+        megabytes = peak(server)
         print(f"      stream {seed:<3} x {connections:<4} slowest heartbeat {slowest:6.3f} s, at most {megabytes} MB")
         assert slowest < SLOWEST, f"stream {seed}: a heartbeat took {slowest:.1f} s"
         assert megabytes < MEGABYTES, f"stream {seed}: the server has {megabytes} MB"
@@ -75,7 +70,7 @@ def odd_batches_on_postgresql(world: World) -> None:
 
 
 def _converse_beside(world: World, store: str) -> None:
-    server, port, beat = _loaded(world, store)
+    server, port, beat = loaded(world, store)
     for first in range(0, CLIENTS, SENDERS):
         statuses = Counter[int]()
         loads = [partial(_converse, port, seed, statuses) for seed in range(first, first + SENDERS)]
@@ -85,7 +80,7 @@ def _converse_beside(world: World, store: str) -> None:
         assert statuses.keys() <= {200, 409, 422, 429}
         assert statuses[200] > 0
         world.fault("load", target=str(first))
-    assert _peak(server) < MEGABYTES
+    assert peak(server) < MEGABYTES
     assert server.stop() == 0
 
 
@@ -94,24 +89,10 @@ def _converse(port: int, seed: int, statuses: "Counter[int]", over: Event) -> No
     talk, answer = batches(Random(seed), f"odd-{seed}"), None
     method, path, body = next(talk)
     while not over.is_set():
-        status, raw = _call(port, path, b"" if body is None else _body(**body), method=method)
+        status, raw = call(port, path, b"" if body is None else encoded(**body), method=method)
         statuses[status] += 1
         answer = json.loads(raw) if status == 200 else None
         method, path, body = talk.send(answer)
-
-
-def _loaded(world: World, store: str = "loaded.db") -> tuple[Process, int, bytes]:
-    """Start workers, and another server of a store of its own; return that, its port, and a heartbeat for it."""
-    world.work()
-    world.schedule("steady", 4)
-    server = world.intrude("loaded", store=store)
-    wait_for(lambda: "listening on" in server.said, what="the second server")
-    address = re.search(r"listening on http://127\.0\.0\.1:(\d+)", server.said)
-    assert address is not None
-    port = int(address[1])
-    _call(port, "/v1/tasks", _body(tasks=[{"kind": "beaten", "claim_timeout": 600, "heartbeat_timeout": 600}]))
-    (held,) = _claim(port, "beaten", 1)
-    return server, port, _body(worker="w", beats=[{"id": held["id"], "token": held["token"]}])
 
 
 def _slowest_beat(port: int, beat: bytes, *loads: Callable[[Event], None], seconds: float = SECONDS) -> float:
@@ -122,7 +103,7 @@ def _slowest_beat(port: int, beat: bytes, *loads: Callable[[Event], None], secon
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             began_at = time.monotonic()
-            status, _ = _call(port, "/v1/heartbeats", beat)
+            status, _ = call(port, "/v1/heartbeats", beat)
             slowest = max(slowest, time.monotonic() - began_at)
             assert status == 200
             time.sleep(0.02)
@@ -136,7 +117,7 @@ def _send(port: int, requests: Sequence[Request], answers: list[int], over: Even
     """Send these requests again and again, at least one of them."""
     while not (over.is_set() and answers):
         for request in requests:
-            answers.append(_call(port, *request)[0])
+            answers.append(call(port, *request)[0])
             if over.is_set():
                 break
 
@@ -179,39 +160,13 @@ class _Left:
             self._piece = self._piece[connection.send(self._piece) :]
 
 
-def _peak(server: Process) -> int:
-    """Return the most megabytes of memory that a process has had."""
-    status = Path(f"/proc/{server.popen.pid}/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
-
-
-def _call(port: int, path: str, body: bytes, *, method: str = "POST") -> tuple[int, bytes]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=120)
-    try:
-        connection.request(method, path, body or None, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
-
-
-def _body(**fields: Any) -> bytes:
-    return json.dumps(fields).encode()
-
-
-def _claim(port: int, kind: str, limit: int) -> list[dict[str, Any]]:
-    body = _body(worker="w", kinds=[kind], limit=limit, claim_id=f"{kind}-{time.monotonic_ns()}")
-    tasks: list[dict[str, Any]] = json.loads(_call(port, "/v1/claims", body)[1])["tasks"]
-    return tasks
-
-
 def _filled(before: bytes, item: bytes, after: bytes) -> bytes:
     count = (MAX_BODY - len(before) - len(after)) // (len(item) + 1)
     return before + b",".join([item] * count) + after
 
 
 def _repeats(port: int) -> Sequence[Request]:
-    _call(port, "/v1/tasks", _body(tasks=[{"kind": "big", "id": "big", "payload": list(range(150_000))}]))
+    call(port, "/v1/tasks", encoded(tasks=[{"kind": "big", "id": "big", "payload": list(range(150_000))}]))
     ids = ["".join(f"\\u{ord(c):04x}" if n >> at & 1 else c for at, c in enumerate("big")) for n in range(8)]
     items = ",".join(f'{{"kind":"big","id":"{ids[n % 8]}","payload":{n}}}' for n in range(100))
     return [("/v1/tasks", f'{{"tasks":[{items}]}}'.encode())]
@@ -234,11 +189,11 @@ def _long_lists(port: int) -> Sequence[Request]:
 
 
 def _successors(port: int) -> Sequence[Request]:
-    _call(port, "/v1/tasks", _body(tasks=[{"kind": "ends"}] * 200))
+    call(port, "/v1/tasks", encoded(tasks=[{"kind": "ends"}] * 200))
     then = [{"kind": "next", "payload": {"number": n}} for n in range(MAX_SUCCESSORS)]
     return [
-        ("/v1/results", _body(worker="w", results=[dict(lease, outcome="success", then=then)]))
-        for lease in ({"id": task["id"], "token": task["token"]} for task in _claim(port, "ends", 200))
+        ("/v1/results", encoded(worker="w", results=[dict(lease, outcome="success", then=then)]))
+        for lease in ({"id": task["id"], "token": task["token"]} for task in claim(port, "ends", 200))
     ]
 
 
@@ -251,33 +206,33 @@ def _numbers(port: int) -> Sequence[Request]:
 
 def _claims_of_own_kinds(port: int) -> Sequence[Request]:
     return [
-        ("/v1/claims", _body(worker="w", claim_id=f"o{n}", wait=0, kinds=[f"{n}-{m}-{'x' * 50}" for m in range(100)]))
+        ("/v1/claims", encoded(worker="w", claim_id=f"o{n}", wait=0, kinds=[f"{n}-{m}-{'x' * 50}" for m in range(100)]))
         for n in range(4000)
     ]
 
 
 def _big_payloads(port: int) -> Sequence[Request]:
     payload = "x" * (MAX_BODY // 8 - 100)
-    return [("/v1/tasks", _body(tasks=[{"kind": "big", "payload": payload}] * 7))]
+    return [("/v1/tasks", encoded(tasks=[{"kind": "big", "payload": payload}] * 7))]
 
 
 def _polls(port: int) -> Sequence[Request]:
     return [
-        ("/v1/claims", _body(worker="w", claim_id=f"p{n}", wait=0.2, kinds=[f"{n}-{m}" for m in range(MAX_KINDS)]))
+        ("/v1/claims", encoded(worker="w", claim_id=f"p{n}", wait=0.2, kinds=[f"{n}-{m}" for m in range(MAX_KINDS)]))
         for n in range(400)
     ]
 
 
 def _late_results(port: int) -> Sequence[Request]:
     results = [{"id": "big", "token": f"t{n}", "outcome": "retry"} for n in range(MAX_BATCH)]
-    return [("/v1/results", _body(worker="w", results=results))]
+    return [("/v1/results", encoded(worker="w", results=results))]
 
 
 def _big_answers(port: int) -> Sequence[Request]:
     payload = "x" * (MAX_BODY // 8 - 100)
     for _ in range(2):
-        _call(port, "/v1/tasks", _body(tasks=[{"kind": "answered", "payload": payload}] * 7))
-    return [("/v1/claims", _body(worker="w", claim_id="again", limit=MAX_BATCH, kinds=["answered"]))]
+        call(port, "/v1/tasks", encoded(tasks=[{"kind": "answered", "payload": payload}] * 7))
+    return [("/v1/claims", encoded(worker="w", claim_id="again", limit=MAX_BATCH, kinds=["answered"]))]
 
 
 _REQUESTS: dict[str, Callable[[int], Sequence[Request]]] = {

@@ -133,6 +133,30 @@ server.http.protocol:BoundedProtocol._count
 + False
 tests/server/http/test_http_connections.py::test_the_heads_on_their_way_have_a_room_together[sqlite]
 
+bodies-decoded-together: Bodies that arrive together are decoded together, and all else waits.
+server.http.request:ApiRequest._decode
+- await self.parts.bodies.turn(len(body))
++ pass
+tests/server/http/test_http_connections.py::test_a_body_that_has_arrived_waits_for_its_turn_and_a_tiny_one_does_not[sqlite]
+
+bodies-in-one-turn: All bodies that have arrived are decoded in one turn of the event loop.
+server.http.bodies:Bodies._wake
+- room > 0
++ True
+tests/server/http/test_bodies.py::test_the_event_loop_sees_to_everything_else_between_bodies
+
+turn-of-who-left: A body whose request was given up holds up all others.
+server.http.bodies:Bodies._wake
+- resolve(turn.has_come, None)
++ turn.has_come.set_result(None)
+tests/server/http/test_bodies.py::test_whoever_leaves_holds_up_nobody
+
+accepted-one-by-one: The event loop accepts one connection in a turn.
+server.http.process:_copies
+- _ACCEPTS - 1
++ 0
+tests/server/http/test_http_connections.py::test_connections_that_come_together_are_accepted_in_a_few_turns_of_the_loop[sqlite]
+
 bodies-without-room: The bodies of many requests fill the memory.
 server.http.bodies:Bodies.arriving
 - room.is_reached(caller, _TOGETHER)

@@ -16,7 +16,7 @@ SERVICE: Mapping[str, Mutant] = {
     ),
     "gone-is-not-final": Mutant(
         "A lease that was answered *gone* gets a new ttl after a restart, and is renewed.",
-        Edit("server.roles.hsc:_renew", "_keep_ended(...)", "pass"),
+        Edit("server.roles.hsc:_renew", "_keep_ended(...)", "{}"),
         by=Histories("revivals", ["S8"], seeds=12),
     ),
     "result-without-token": Mutant(

@@ -1,21 +1,36 @@
-"""Bodies on their way: the time that each may take, and the room that all have together.
+"""Bodies on their way: the time that each may take, the room that all have together, and turns of those to be decoded.
 
 What has arrived stays in memory until the rest is there, so clients that send slowly would fill it. The room is shared
 among callers. Small bodies have one of their own: large ones keep none of them out. Tiny ones need none.
+
+Those that arrive together are not decoded together, or all other requests would wait for it, a few times each: callers
+take turns, and the event loop sees to everything else between them.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from leasekit.errors import Throttled
+from leasekit.server.commit import resolve
 from leasekit.server.fair_bound import CALLER, FairBound
+from leasekit.server.fair_queue import FairQueue
 
 _TINY = 8 * 1024  # bytes; a heartbeat of a hundred tasks, which is never refused for others
 _SMALL = 128 * 1024  # bytes; a thousand heartbeats without progress
 _TOGETHER = 64 * 1024 * 1024  # of small bodies, and of larger ones
+_TURN = 64 * 1024  # bytes that are decoded in one turn of the event loop; it takes a millisecond
 _PAUSE = 1.0  # seconds until a refused request may be repeated
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """A body that waits to be decoded."""
+
+    size: int
+    has_come: asyncio.Future[None]
 
 
 class Bodies:
@@ -25,6 +40,8 @@ class Bodies:
         self._timeout = timeout
         self._running: set[asyncio.Timeout] = set()
         self._small, self._large = FairBound(), FairBound()  # bytes of all that arrive, or are not decoded yet
+        self._arrived = FairQueue[_Turn]()
+        self._is_waking = False
 
     async def wait(self, receiving: Coroutine[Any, Any, bytes]) -> bytes:
         timeout = asyncio.timeout(self._timeout)
@@ -72,3 +89,29 @@ class Bodies:
             yield count
         finally:
             room.add(caller, -size)
+
+    async def turn(self, size: int) -> None:
+        """Wait until a body of so many bytes may be decoded: at once if it is tiny."""
+        if size <= _TINY:
+            return
+        loop, caller = asyncio.get_running_loop(), CALLER.get()
+        mine = _Turn(size, loop.create_future())
+        self._arrived.add(caller, mine, work=size)
+        if not self._is_waking:
+            self._is_waking = True
+            loop.call_soon(self._wake, loop)
+        try:
+            await mine.has_come
+        finally:
+            self._arrived.remove(caller, mine)
+
+    def _wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the next bodies their turn; the others wait at least for the next turn of the event loop."""
+        room = _TURN
+        while self._arrived and room > 0:
+            turn = self._arrived.take()
+            room -= turn.size
+            resolve(turn.has_come, None)
+        self._is_waking = bool(self._arrived)
+        if self._is_waking:
+            loop.call_soon(self._wake, loop)

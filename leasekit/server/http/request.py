@@ -175,6 +175,7 @@ class ApiRequest(Request):
     async def _decode(self, type_: type[Struct]) -> Any:
         with self.parts.bodies.arriving() as count:
             body = await self._read(count)
+            await self.parts.bodies.turn(len(body))
             try:
                 if len(body) <= _LONG:
                     return read(body, type_)

@@ -211,7 +211,6 @@ def test_connections_that_come_together_are_accepted_in_a_few_turns_of_the_loop(
     assert turns <= 20
 
 
-
 @pytest.mark.parametrize("is_split", [False, True])
 def test_an_offer_of_http_2_is_ignored_and_its_body_read(server: Running, is_split: bool) -> None:
     """`curl --http2` and Java's client send it with their first request."""
@@ -390,6 +389,23 @@ def test_small_bodies_on_their_way_have_a_room_of_their_own(server: Running, mon
         assert server.post("/v1/tasks/cancel", {"ids": ["nobody"]}), "it is tiny"
     eventually(lambda: server.bodies.size == 0)
     assert server.post("/v1/tasks", {"tasks": [{"kind": "small", "payload": "x" * 50_000}]})["tasks"]
+
+
+def test_a_body_that_has_arrived_waits_for_its_turn_and_a_tiny_one_does_not(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.bodies, "_is_waking", True)  # as if others had their turn
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(server.call("POST", "/v1/tasks", {"tasks": [{"kind": "x" * 50}] * 200}))
+    )
+    waiting.start()
+    eventually(lambda: len(server.bodies._arrived) == 1)
+    assert server.call("POST", "/v1/tasks", {"tasks": [{"kind": "tiny"}]}).status == 200
+    assert answers == []
+    server.loop.call_soon_threadsafe(server.bodies._wake, server.loop)
+    waiting.join(30)
+    assert [answer.status for answer in answers] == [200]
 
 
 def test_a_head_has_a_hundred_fields(server: Running) -> None:

@@ -38,7 +38,7 @@ class ConsumersWork:
         await self._keep_followers()
         await self._fire()
         if self._commit.kinds.has_inbox and self._room.lack is None:
-            await self._inbox.take_in()
+            self._inbox.ring()
 
     async def _keep_gates(self) -> None:
         for _ in range(_KEEP_MOST // gates.STEP if self._commit.kinds.gates.rows else 0):

@@ -70,9 +70,15 @@ def set_aside(turn: UnitOfWork, refused: Mapping[int, str]) -> None:
     """Note why these rows cannot become tasks; they stay in the inbox, and are not tried again."""
     if not refused:
         return
-    _tx(turn).set_aside({number: why[:_LONGEST] for number, why in refused.items()})
-    for number, why in refused.items():
-        logger.error("the row %d of leasekit.inbox cannot become a task, and is set aside: %s", number, why[:_LONGEST])
+    reasons = {number: _told(why) for number, why in refused.items()}
+    _tx(turn).set_aside(reasons)
+    for number, why in reasons.items():
+        logger.error("the row %d of leasekit.inbox cannot become a task, and is set aside: %s", number, why)
+
+
+def _told(why: str) -> str:
+    """Return a reason as the database can keep it, and a terminal can show it: it may quote what the row has."""
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in why[:_LONGEST])
 
 
 def _tx(turn: UnitOfWork) -> SharedTx:

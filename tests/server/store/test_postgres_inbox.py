@@ -19,7 +19,9 @@ import leasekit.postgres
 from leasekit import NewTask, _lineage
 from leasekit.errors import Refused
 from leasekit.server import engine
+from leasekit.server.commit import RequestClass
 from leasekit.server.engine import Engine
+from leasekit.server.inbox import TAKE_IN
 from leasekit.server.roles import inbox
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Status, TaskInfo
@@ -63,6 +65,12 @@ def connection(url: str) -> Any:
 
 async def found(node: Engine) -> list[str]:
     return sorted(task.id for task in (await node.queries.list_tasks(limit=1000)).tasks)
+
+
+async def ticked(node: Engine) -> None:
+    """Have a node look, and wait until it has taken in what it has found."""
+    await node.tick()
+    await node._inbox.idle()
 
 
 async def appeared(node: Engine, task_id: str) -> TaskInfo:
@@ -153,7 +161,7 @@ async def test_of_fifty_racers_of_a_dedupe_key_of_whom_half_roll_back_all_get_th
     racers = [asyncio.to_thread(with_psycopg, url, task, ends[n % 2]) for n in range(25)]
     answers = await asyncio.gather(*(node.schedule([task]) for _ in range(12) for node in nodes), *racers)
     for node in nodes:
-        await node.tick()
+        await ticked(node)
     (lives,) = await found(nodes[0])
     assert {scheduled.id for answer in answers if answer is not None for scheduled in answer} == {lives}
     assert rows(url) == []
@@ -165,7 +173,7 @@ async def test_a_racer_of_a_dedupe_key_lives_if_the_one_before_it_rolls_back(url
         await asyncio.to_thread(with_psycopg, url, NewTask(kind="k", id="second", dedupe_key="one"), "commit")
         first.rollback()
     await appeared(nodes[0], "second")
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == ["second"]
 
 
@@ -176,7 +184,7 @@ async def test_a_task_exists_if_and_only_if_its_transaction_commits(put: Put, ur
     await asyncio.to_thread(put, url, NewTask(kind="k", id="there", payload=payload), "commit")
     info = await appeared(nodes[0], "there")
     assert (info.kind, info.status) == ("k", Status.NEW)
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == ["there"]
     assert rows(url) == []
     claimed = await nodes[1].claim(worker="w", kinds=["k"], limit=1, wait=0, claim_id="c")
@@ -196,7 +204,7 @@ async def test_a_tick_takes_in_what_came_without_a_message(url: str, nodes: list
     with psycopg.connect(url) as connection:
         ids = leasekit.postgres.schedule(connection, [NewTask(kind="k"), NewTask(kind="k")], wake=False)
     assert await found(nodes[0]) == []
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == sorted(ids)
 
 
@@ -204,7 +212,7 @@ async def test_what_was_committed_while_no_node_ran_waits_for_one(url: str) -> N
     with psycopg.connect(url) as connection:
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="t"))
     async with Engine(PostgresStore(url)) as node:
-        assert await found(node) == ["t"]
+        await appeared(node, "t")
 
 
 async def test_an_open_transaction_holds_up_no_other(url: str, nodes: list[Engine], connection: Any) -> None:
@@ -219,7 +227,7 @@ async def test_many_nodes_make_one_task_of_each_row(url: str, nodes: list[Engine
     ids = [f"t{number}" for number in range(700)]
     with psycopg.connect(url) as connection:
         leasekit.postgres.schedule(connection, [NewTask(kind="k", id=task_id) for task_id in ids], wake=False)
-    await asyncio.gather(*(node.tick() for node in nodes * 3))
+    await asyncio.gather(*(ticked(node) for node in nodes * 3))
     assert await found(nodes[0]) == sorted(ids)
     assert rows(url) == []
 
@@ -228,7 +236,7 @@ async def test_rows_that_another_node_has_are_left_to_it(url: str, nodes: list[E
     with psycopg.connect(url) as other:
         leasekit.postgres.schedule(other, [NewTask(kind="k", id="a"), NewTask(kind="k", id="b")], wake=False)
     connection.execute("SELECT FROM leasekit.inbox WHERE task LIKE '%\"a\"%' FOR UPDATE")
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == ["b"]
 
 
@@ -236,7 +244,7 @@ async def test_a_task_that_waits_begins_after_its_delay_counted_from_the_call(ur
     with psycopg.connect(url) as connection:
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="t", delay=3600), wake=False)
         connection.execute("UPDATE leasekit.inbox SET at = '2026-01-01T00:00:00Z'")
-    await nodes[0].tick()
+    await ticked(nodes[0])
     info = await nodes[0].queries.get("t")
     assert info is not None
     assert info.at == datetime(2026, 1, 1, 1, tzinfo=UTC)
@@ -253,6 +261,9 @@ BAD = {
     "another task": '{"kind": "k", "id": "taken", "payload": 2}',
     "too large": '{"kind": "k", "payload": "' + 5_000_000 * "x" + '"}',
     "empty": "",
+    "a reason with what no text of PostgreSQL has": '{"kind": "k", "x\\u0000y": 1}',
+    "another one": '{"kind": "k", "retry": {"policy": "a\\u0000b"}}',
+    "a reason that a terminal would obey": '{"kind": "k", "x\\u001b[2J\\ny": 1}',
 }
 
 
@@ -265,11 +276,11 @@ async def test_a_row_that_cannot_become_a_task_is_set_aside_alone(
     with psycopg.connect(url) as connection:
         connection.execute("INSERT INTO leasekit.inbox (task) VALUES (%s)", [task])
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="good"), wake=False)
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == ["good", "taken"]
     (why,) = rows(url)
-    assert why
-    await nodes[0].tick()
+    assert why.isprintable()
+    await ticked(nodes[0])
     assert caplog.text.count("set aside") == 1
 
 
@@ -279,7 +290,7 @@ async def test_many_bad_rows_do_not_fill_the_log(
     monkeypatch.setattr(inbox.logger.filters[0], "_windows", {})
     with psycopg.connect(url) as connection:
         connection.execute("INSERT INTO leasekit.inbox (task) SELECT 'no task' FROM generate_series(1, 25)")
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert len(rows(url)) == 25
     assert caplog.text.count("set aside") == 10
 
@@ -292,7 +303,7 @@ async def test_a_row_that_was_written_at_no_time_of_a_clock_stops_no_other(
         odd = '{"kind": "k", "id": "odd", "delay": 5}'
         connection.execute("INSERT INTO leasekit.inbox (task, at) VALUES (%s, %s)", [odd, at])
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="good"), wake=False)
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == ["good", "odd"]
 
 
@@ -300,10 +311,64 @@ async def test_a_task_that_would_wait_for_itself_is_set_aside_alone(url: str, no
     tasks = [NewTask(kind="k", id="a", after=["b"]), NewTask(kind="k", id="b", after=["a"]), NewTask(kind="k", id="c")]
     with psycopg.connect(url) as connection:
         leasekit.postgres.schedule(connection, tasks, wake=False)
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == ["a", "c"]
     (why,) = rows(url)
     assert "circle" in why
+
+
+async def test_rows_that_are_refused_together_are_tried_by_halves(
+    url: str, nodes: list[Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    take_in = inbox.take_in
+
+    def counted(turn: Any, numbers: Any = None) -> int:
+        asked.append(numbers)
+        return take_in(turn, numbers)
+
+    monkeypatch.setattr(inbox, "take_in", counted)
+    circle = [NewTask(kind="k", id="a", after=["b"]), NewTask(kind="k", id="b", after=["a"])]
+    with psycopg.connect(url) as connection:
+        good = [NewTask(kind="k") for _ in range(2 * inbox.STEP - 2)]
+        leasekit.postgres.schedule(connection, [*good[:50], *circle, *good[50:]], wake=False)
+    await ticked(nodes[0])
+    assert len(await found(nodes[0])) == 2 * inbox.STEP - 1
+    assert len(rows(url)) == 1
+    assert len(asked) < 30
+
+
+async def test_nothing_waits_for_the_inbox(url: str, nodes: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes[0].commit, "ask", _never_for(TAKE_IN, nodes[0].commit.ask))
+    with psycopg.connect(url) as connection:
+        leasekit.postgres.schedule(connection, NewTask(kind="k", id="t"), wake=False)
+    async with asyncio.timeout(30):
+        await nodes[0].tick()
+        await nodes[0].tick()
+    await ticked(nodes[1])
+    assert await found(nodes[1]) == ["t"]
+
+
+def _never_for(rank: RequestClass, ask: Any) -> Any:
+    async def asked(of: RequestClass, *given: Any, **options: Any) -> Any:
+        if of is rank:
+            await asyncio.get_running_loop().create_future()
+        return await ask(of, *given, **options)
+
+    return asked
+
+
+async def test_an_inbox_that_cannot_be_taken_in_stops_nothing_else(
+    url: str, nodes: list[Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(inbox, "take_in", Mock(side_effect=ArithmeticError("of a fault")))
+        with psycopg.connect(url) as connection:
+            leasekit.postgres.schedule(connection, NewTask(kind="k", id="t"), wake=False)
+        await ticked(nodes[0])
+        assert "the inbox waits for the next tick" in caplog.text
+    await ticked(nodes[0])
+    assert await found(nodes[0]) == ["t"]
 
 
 async def test_large_tasks_are_taken_in_some_at_a_time(
@@ -321,14 +386,14 @@ async def test_large_tasks_are_taken_in_some_at_a_time(
     with psycopg.connect(url) as connection:
         tasks = [NewTask(kind="k", payload="x" * 600) for _ in range(3)]
         leasekit.postgres.schedule(connection, tasks, wake=False)
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert taken == [1, 1, 1, 0]
 
 
 async def test_what_other_programs_write_is_taken_in(url: str, nodes: list[Engine]) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("""INSERT INTO leasekit.inbox (task) VALUES ('{"kind": "k", "payload": {"a": 1}}')""")
-    await nodes[0].tick()
+    await ticked(nodes[0])
     (task_id,) = await found(nodes[0])
     info = await nodes[0].queries.get(task_id)
     assert info is not None
@@ -343,7 +408,7 @@ async def test_a_failed_statement_of_the_application_leaves_no_task(url: str, no
 
     with pytest.raises(psycopg.errors.DivisionByZero):
         fail()
-    await nodes[0].tick()
+    await ticked(nodes[0])
     assert await found(nodes[0]) == []
 
 
@@ -359,7 +424,7 @@ async def test_an_application_needs_the_right_to_insert_tasks_and_no_other(url: 
                     connection.execute("INSERT INTO leasekit.inbox (number) OVERRIDING SYSTEM VALUE VALUES (9)")
         finally:
             owner.execute("DROP OWNED BY shop; DROP ROLE shop")
-    await nodes[0].tick()
+    await ticked(nodes[0])
     for name in ("rung", "not-rung"):  # whichever node has taken its row
         await appeared(nodes[0], name)
 
@@ -409,7 +474,7 @@ async def test_a_task_of_a_run_has_it_as_its_parent(url: str, nodes: list[Engine
     with psycopg.connect(url) as connection:
         leasekit.postgres.schedule(connection, NewTask(kind="k", id="second"), wake=False)
     _lineage.leave(place)
-    await nodes[0].tick()
+    await ticked(nodes[0])
     info = await nodes[0].queries.get("second")
     assert info is not None
     assert (info.parent, info.root) == ("first", "first")

@@ -47,6 +47,7 @@ psycopg.Connection.execute = killed
 async def main():
     async with Engine(PostgresStore(url)) as node:
         await node.tick()
+        await node._inbox.idle()
 
 asyncio.run(main())
 """
@@ -67,6 +68,7 @@ async def node(url: str) -> AsyncIterator[Engine]:
 async def found(node: Engine) -> list[str]:
     """Return the tasks of kind `k`, once the inbox is empty but for rows that were set aside."""
     await node.tick()
+    await node._inbox.idle()
     return sorted(task.id for task in (await node.queries.list_tasks(kind="k", limit=1000)).tasks)
 
 
@@ -91,6 +93,7 @@ async def test_a_node_that_is_killed_while_it_takes_in_leaves_one_task_of_each_r
     async with Engine(PostgresStore(url)) as node:
         while waiting(url):  # the database has still to notice that the node is dead
             await node.tick()
+            await node._inbox.idle()
         assert await found(node) == ["a", "b", "c"]
 
 
@@ -154,6 +157,7 @@ async def test_an_application_that_is_killed_has_left_the_order_and_its_task_or_
             connection.execute("DROP TABLE customer_order")
     async with Engine(PostgresStore(url)) as node:
         await node.tick()
+        await node._inbox.idle()
         assert len((await node.queries.list_tasks(kind="confirm")).tasks) == number
 
 

@@ -158,7 +158,7 @@ class Engine:
         self._cancel_hints = CancelHints()
         self._recorder = Recorder(self.commit.tally, self._id)
         self._inbox = Inbox(self.commit)
-        self._consumers_work = ConsumersWork(self.commit, self._clock, self._inbox, self.room)
+        self._consumers_work = ConsumersWork(self.commit, self._readers, self._clock, self._inbox, self.room)
         self.neighbours = self._neighbours_at(store) if isinstance(store, SharedStore) else None
         self.fleet = self._fleet_at(address)
         self._drains = Drains(self.commit, self._readers, self._clock, self.fleet, wake=self._wake_drained)

@@ -106,7 +106,7 @@ KEEP_GATES = RequestClass(
 )
 CANCEL_CHAIN = RequestClass("chains", chains.mark, 1000, is_last=True)  # last: it waits for the other writers
 KEEP_FOLLOWERS = RequestClass("followings", _each(following.keep), 10_000)
-FIRE = RequestClass("firings", _each(firing.fire), 10_000)
+FIRE = RequestClass("firings", lambda turn, asked: [firing.fire(turn, names) for names in asked], 10_000)
 MINUTES = RequestClass("minutes", write_minutes, 50_000)
 SET_PERIODIC = RequestClass("periodic tasks", periodic.change, 1000, is_act=True)
 SET_TOKEN = RequestClass("access tokens", tokens.change, 1000, is_last=True, is_act=True)  # last: as above

@@ -403,8 +403,8 @@ class MemoryService:
             with self._store.transaction() as tx:
                 turn = self._begin(tx, now)
                 following.keep(turn)
-                while firing.fire(turn):
-                    pass
+                while names := tx.names_due(now=now, limit=firing.STEP):
+                    firing.fire(turn, names)
                 consumer.reap(turn, limit=sys.maxsize)
                 while start_deadlines.tend(turn):
                     pass

@@ -37,6 +37,18 @@ tests/server/test_firings.py::test_a_firing_past_its_start_deadline_is_missed_al
 _OF_FIRINGS = tested(
     "each needs firings that overlap, or an order of a few steps",
     """
+firings-in-order: The periodic tasks of one author that are due first fire before all of others.
+server.store.memory.view:MemoryView.names_due
+- before[self._tables.periodics[name].changed_by], next_at
++ 0, next_at
+tests/server/roles/test_periodic.py::test_the_firings_of_one_author_keep_out_none_of_another
+
+author-by-choice: A client with an access token says who it is.
+server.http.request:ApiRequest.author
+- self.access.token_id is None
++ True
+tests/server/http/test_http_periodic.py::test_whoever_has_an_access_token_is_named_by_it_alone
+
 overlap-allowed: A firing is made while the one before has not ended, whatever the policy says.
 server.roles.firing:_planned
 - made[:1] if previous is None else []

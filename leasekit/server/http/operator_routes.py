@@ -291,7 +291,7 @@ async def set_periodic(request: ApiRequest, params: PutPeriodic, body: PeriodicT
     if not (params.is_declared or "operate" in request.access.scopes):
         raise Forbidden(f"the access token {request.access.name!r} lacks the scope operate")
     check_kinds(request.access, ["submit", "operate"], [body.kind])
-    by = request.client_name(params.worker)
+    by = request.author(params.worker)
     change = periodic.Put(params.name, body, by, params.is_declared, kinds=request.kinds)
     act = "periodic.declare" if params.is_declared else "periodic.set"
     return await _changed(request, change, request.note(act, target=params.name, fields=body, worker=params.worker))
@@ -300,7 +300,7 @@ async def set_periodic(request: ApiRequest, params: PutPeriodic, body: PeriodicT
 @delete("/v1/periodic/{name}", needs("operate", kinds=Where.PERIODIC), READS)
 async def delete_periodic(request: ApiRequest, params: ChangedPeriodic) -> PeriodicDeleted:
     """Remove a periodic task, if there is one; the tasks that it has scheduled stay. `worker` is for the log."""
-    change = periodic.Remove(params.name, request.client_name(params.worker), kinds=request.kinds)
+    change = periodic.Remove(params.name, request.author(params.worker), kinds=request.kinds)
     note = request.note("periodic.delete", target=params.name, worker=params.worker)
     await request.parts.engine.operations.change_periodic(change, note=note)
     return PeriodicDeleted(params.name)
@@ -313,7 +313,7 @@ async def delete_periodic(request: ApiRequest, params: ChangedPeriodic) -> Perio
 )
 async def pause_periodic(request: ApiRequest, params: ChangedPeriodic, body: PauseRequest) -> PeriodicInfo:
     """Pause a periodic task, or resume it: what falls into a pause is not made up for. `worker` is for the log."""
-    change = periodic.Pause(params.name, body.is_paused, request.client_name(params.worker), kinds=request.kinds)
+    change = periodic.Pause(params.name, body.is_paused, request.author(params.worker), kinds=request.kinds)
     act = "periodic.pause" if body.is_paused else "periodic.resume"
     return await _changed(request, change, request.note(act, target=params.name, worker=params.worker))
 
@@ -328,7 +328,7 @@ async def trigger_periodic(request: ApiRequest, params: ChangedPeriodic, body: T
     log.
     """
     at = None if body.at is None else body.at.timestamp()
-    change = periodic.Trigger(params.name, at, request.client_name(params.worker), kinds=request.kinds)
+    change = periodic.Trigger(params.name, at, request.author(params.worker), kinds=request.kinds)
     note = request.note("periodic.trigger", target=params.name, worker=params.worker)
     answer = await request.parts.engine.operations.change_periodic(change, note=note)
     if not isinstance(answer, Scheduled):

@@ -118,6 +118,13 @@ class ApiRequest(Request):
         """Return the name that a client gave itself, or else the address that it called from."""
         return worker or (None if self.client is None else self.client.host)
 
+    def author(self, worker: str | UnsetType) -> str | None:
+        """Return the name of the caller's access token, or what `client_name` returns for callers that need none.
+
+        The firings of one author do not keep out those of another, so that no client may choose this name freely.
+        """
+        return self.client_name(worker) if self.access.token_id is None else self.access.name
+
     def note(
         self,
         act: str,

@@ -3,7 +3,7 @@
 Rule 1: a firing is made in one transaction: its task is scheduled like any other, and its periodic task goes on. Both
         are locked or conditional, and the task's id is that of the firing; so each firing is made once, whoever dies.
 Rule 2: a firing that makes no task is noted with its reason.
-Rule 3: one periodic task that cannot be judged keeps no other from firing.
+Rule 3: one periodic task that cannot be judged keeps no other from firing; nor do many of one caller those of another.
 """
 
 import logging
@@ -42,15 +42,19 @@ _decode = msgspec.json.Decoder(PeriodicTaskItem).decode
 _decode_firings = msgspec.json.Decoder(list[Firing]).decode
 
 
-def fire(turn: UnitOfWork) -> bool:
-    """Make the firings that are due, and return whether more may be."""
-    rows = turn.tx.due_periodics(now=turn.now, limit=STEP)
+def fire(turn: UnitOfWork, names: Sequence[str]) -> int:
+    """Make the firings of these periodic tasks that are due; return how many of the tasks were judged, from the first.
+
+    That is at least one.
+    """
+    rows = {row.name: row for row in turn.tx.due_periodics(names, now=turn.now)}
     made = 0
-    for row in rows:
+    for judged, name in enumerate(names):
         if made >= _MOST:
-            return True
-        made += fire_one(turn, row).made
-    return len(rows) == STEP
+            return judged
+        if name in rows:
+            made += fire_one(turn, rows[name]).made
+    return len(names)
 
 
 class Fired(NamedTuple):

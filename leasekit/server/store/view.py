@@ -162,6 +162,13 @@ class View(Protocol):
         """Return the first `limit` periodic tasks whose names come after `after`, sorted by name."""
         ...
 
+    def names_due(self, *, now: float, limit: int) -> list[str]:
+        """Return the names of up to `limit` periodic tasks that fire by now, in turns of those who changed them last.
+
+        The first of each come first, then the second of each; those of one are in the order in which they are due.
+        """
+        ...
+
     def tokens(self) -> list[TokenRow]:
         """Return all access tokens, also those that are revoked, the oldest first."""
         ...

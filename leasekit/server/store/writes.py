@@ -412,8 +412,8 @@ class LaterWrites(Protocol):
         """Return when the next periodic task fires."""
         ...
 
-    def due_periodics(self, *, now: float, limit: int) -> list[PeriodicRow]:
-        """Return up to `limit` periodic tasks that fire by now, the longest due first.
+    def due_periodics(self, names: Collection[str], *, now: float) -> list[PeriodicRow]:
+        """Return those of these periodic tasks that fire by now.
 
         Other writers of these rows wait until this transaction ends. Rows that another writer has locked are left out.
         """

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.http.conftest import Running
+from tests.server.http.conftest import Running, RunServer
 
 
 def call(server: Running, method: str, path: str, body: Any = None) -> Any:
@@ -40,6 +40,16 @@ def test_the_list_comes_in_pages(server: Running, name: str) -> None:
         cursor = page["cursor"]
     assert {name, f"{name}-2"} <= set(names)
     assert names == sorted(set(names))
+
+
+def test_whoever_has_an_access_token_is_named_by_it_alone(run_server: RunServer) -> None:
+    """Authors share the firings of a look: a client that chose its name would have as many shares as names."""
+    with run_server() as server:
+        server.give_token()
+        _, info = call(server, "PUT", "/p?worker=ada", {"kind": "k", "cron": "0 7 * * *"})
+        assert info["changed_by"] == "everything"
+        _, info = call(server, "POST", "/p/pause?worker=bob", {})
+        assert info["changed_by"] == "everything"
 
 
 def test_one_is_paused_and_resumed(server: Running, name: str) -> None:

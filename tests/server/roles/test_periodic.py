@@ -33,8 +33,10 @@ def item(**options: Any) -> PeriodicTaskItem:
     return PeriodicTaskItem(**({"kind": "k"} | rule | options))
 
 
-async def put(bench: Bench, name: str = "p", *, is_declared: bool = False, **options: Any) -> PeriodicInfo:
-    info = await bench.engine.operations.change_periodic(Put(name, item(**options), "ada", is_declared))
+async def put(
+    bench: Bench, name: str = "p", *, by: str = "ada", is_declared: bool = False, **options: Any
+) -> PeriodicInfo:
+    info = await bench.engine.operations.change_periodic(Put(name, item(**options), by, is_declared))
     assert isinstance(info, PeriodicInfo)
     return info
 
@@ -170,6 +172,22 @@ async def test_a_tick_fires_a_bounded_number_of_periodic_tasks(bench: Bench, mon
         fired.append(len(await listed(bench)))
         await bench.engine.tick()
     assert fired == [4, 8, 10], "leases that end, and a start, wait for no more"
+
+
+async def test_the_firings_of_one_author_keep_out_none_of_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firing, "STEP", 2)
+    monkeypatch.setattr(firing, "_MOST", 1)  # a late periodic task makes many tasks at once
+    monkeypatch.setattr(consumers_work, "_FIRE_MOST", 4)
+    for number in range(10):
+        await put(bench, f"a{number}", by="flood")
+    for name, by in (("y", "eve"), ("z", "ada")):
+        await put(bench, name, by=by)
+    await until(bench, 0)
+    assert sorted(await listed(bench)) == [hour(0, "a0"), hour(0, "y")]
+    await bench.engine.tick()
+    assert hour(0, "z") in await listed(bench)
 
 
 async def test_many_periodic_tasks_that_are_due_together_all_fire(

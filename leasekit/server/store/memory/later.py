@@ -32,10 +32,9 @@ class MemoryLater(Changes):
     def next_firing(self) -> float | None:
         return min((row.next_at for row in self._tables.periodics.values() if row.next_at is not None), default=None)
 
-    def due_periodics(self, *, now: float, limit: int) -> list[PeriodicRow]:
-        rows = self._tables.periodics.values()
-        due = [(row.next_at, row.name) for row in rows if row.next_at is not None and row.next_at <= now]
-        return [self._tables.periodics[name] for _, name in sorted(due)[:limit]]
+    def due_periodics(self, names: Collection[str], *, now: float) -> list[PeriodicRow]:
+        rows = [self._tables.periodics[name] for name in names if name in self._tables.periodics]
+        return [row for row in rows if row.next_at is not None and row.next_at <= now]
 
     def set_periodic(self, row: PeriodicRow) -> None:
         self._put(self._tables.periodics, row.name, row)

@@ -205,6 +205,16 @@ class MemoryView(View):
         names = sorted(name for name in self._tables.periodics if name > after)
         return [self._tables.periodics[name] for name in names[:limit]]
 
+    def names_due(self, *, now: float, limit: int) -> list[str]:
+        rows = self._tables.periodics.values()
+        due = sorted((row.next_at, row.name) for row in rows if row.next_at is not None and row.next_at <= now)
+        before = Counter[str | None]()
+        turns = list[tuple[int, float, str]]()
+        for next_at, name in due:
+            before[self._tables.periodics[name].changed_by] += 1
+            turns.append((before[self._tables.periodics[name].changed_by], next_at, name))
+        return [name for _, _, name in sorted(turns)[:limit]]
+
     def tokens(self) -> list[TokenRow]:
         return sorted(self._tables.tokens.values(), key=lambda row: (row.created_at, row.id))
 

@@ -82,11 +82,12 @@ PERIODICS = Statement(
     .limit(MOST)
 )
 NEXT_FIRING = Statement(select(func.min(periodic.c.next_at)))
+_TURN = func.row_number().over(partition_by=periodic.c.changed_by, order_by=(periodic.c.next_at, periodic.c.name))
+_DUE = select(periodic.c.name, periodic.c.next_at, _TURN.label("turn")).where(periodic.c.next_at <= NOW).subquery()
+NAMES_DUE = Statement(select(_DUE.c.name).order_by(_DUE.c.turn, _DUE.c.next_at, _DUE.c.name).limit(MOST))
 DUE_PERIODICS = Statement(
     select(periodic)
-    .where(periodic.c.next_at <= NOW)
-    .order_by(periodic.c.next_at, periodic.c.name)
-    .limit(MOST)
+    .where(is_one_of(periodic.c.name, "names"), periodic.c.next_at <= NOW)
     .with_for_update(skip_locked=True)
 )
 ADD_PERIODIC = Insert(periodic)
@@ -107,6 +108,9 @@ class LaterView(Reads):
 
     def periodics(self, *, after: str, limit: int) -> list[PeriodicRow]:
         return _periodics(self._session.rows(PERIODICS, after_name=after, most=limit))
+
+    def names_due(self, *, now: float, limit: int) -> list[str]:
+        return [row[0] for row in self._session.rows(NAMES_DUE, now=now, most=limit)]
 
     def waits_of(self, ids: Collection[str], *, limit: int | None = None) -> list[tuple[str, str]]:
         rows = self._session.rows(WAITS_OF, ids=ids, most=_ALL if limit is None else limit)
@@ -156,8 +160,8 @@ class LaterTx(Writes, LaterView):
         ((at,),) = self._session.rows(NEXT_FIRING)
         return float(at) if damage.is_number(at) else None
 
-    def due_periodics(self, *, now: float, limit: int) -> list[PeriodicRow]:
-        return _periodics(self._session.rows(DUE_PERIODICS, now=now, most=limit))
+    def due_periodics(self, names: Collection[str], *, now: float) -> list[PeriodicRow]:
+        return _periodics(self._session.rows(DUE_PERIODICS, names=names, now=now))
 
     def set_periodic(self, row: PeriodicRow) -> None:
         if row.version == 1:

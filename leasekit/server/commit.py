@@ -48,7 +48,8 @@ _SHARE = 500  # items of a class that was left out, at least one request
 
 _PASSED = 2  # transactions in a row that may leave out a class whose requests wait
 
-_APART = 2500  # items that a transaction for some requests of one caller counts: who sends many bad ones has few turns
+_PER_SECOND = 50_000  # items that a second of a transaction counts that has failed, and is to be repeated in parts
+_LEAST, _MOST = 250, 2500  # items that a part counts: it has a commit of its own, and its caller must not wait for ever
 
 _TRIES = 20  # of a transaction whose rows other nodes change at the same time
 
@@ -77,8 +78,8 @@ class _Job:
     done: Done
     note: Note | None  # what the audit log is to say of the request
     caller: str
-    is_apart: bool = False  # it has failed together with others, and is applied with no others but `rest`
-    rest: "Sequence[_Job]" = ()
+    apart: int = 0  # the items that it counts if it has failed together with others, and is applied without them …
+    rest: "Sequence[_Job]" = ()  # … but with these
 
     @property
     def items(self) -> int:
@@ -88,7 +89,7 @@ class _Job:
     @property
     def work(self) -> int:
         """The items that count in the turn of the request."""
-        return max(self.items, _APART if self.is_apart else 1)
+        return max(self.items, self.apart)
 
 
 class _Outcome(NamedTuple):
@@ -247,7 +248,7 @@ class GroupCommit:
         try:
             while jobs := self._next():
                 while jobs:
-                    shared = sum(not job.is_apart for job in jobs)
+                    shared = sum(not job.apart for job in jobs)
                     batch = jobs[:shared] or [jobs[0], *jobs[0].rest]
                     began_at = time.perf_counter()
                     self._is_repeated = not shared
@@ -284,7 +285,7 @@ class GroupCommit:
                 if queue:
                     break
             jobs += self._passed_over({job.rank for job in jobs})
-            return sorted(jobs, key=lambda job: job.is_apart)
+            return sorted(jobs, key=lambda job: job.apart > 0)
 
     def _passed_over(self, served: Collection[RequestClass]) -> list[_Job]:
         """Take requests of each class that was left out of too many transactions (Rule 3)."""
@@ -313,6 +314,7 @@ class GroupCommit:
 
     def _apply(self, jobs: Sequence[_Job]) -> "_Outcome":
         """Apply these requests in one transaction, or after a failure in smaller ones (Rule 2)."""
+        began_at = time.perf_counter()
         try:
             return self._transact(jobs)
         except Unavailable as error:
@@ -325,22 +327,25 @@ class GroupCommit:
             callers = dict.fromkeys(job.caller for job in jobs)
             groups = [[job for job in jobs if job.caller == caller] for caller in callers]
             if len(groups) == 1:
-                return self._put_back(jobs)
+                return self._put_back(jobs, seconds=time.perf_counter() - began_at)
         was, self._is_repeated = self._is_repeated, True
         try:
             return _merged([self._apply(group) for group in groups])
         finally:
             self._is_repeated = was
 
-    def _put_back(self, jobs: Sequence[_Job]) -> "_Outcome":
-        """Give these requests other turns: each class its own, or each half of one class."""
+    def _put_back(self, jobs: Sequence[_Job], *, seconds: float) -> "_Outcome":
+        """Give these requests, which have failed after so many seconds, other turns: each class, or each half of one.
+
+        A turn counts by these seconds: who sends what is dear to refuse has fewer.
+        """
         parts = [[job for job in jobs if job.rank is rank] for rank in dict.fromkeys(job.rank for job in jobs)]
         if len(parts) == 1:
             half = len(jobs) // 2
             parts = [[*jobs[:half]], [*jobs[half:]]]
         with self._wake:
             for first, *rest in parts:
-                first.is_apart, first.rest = True, rest
+                first.apart, first.rest = round(min(max(_LEAST, seconds * _PER_SECOND), _MOST)), rest
                 self._add(first)
         return _Outcome([], {})
 

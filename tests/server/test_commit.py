@@ -238,10 +238,10 @@ async def test_bad_requests_of_one_caller_hold_up_others_for_one_of_them_at_a_ti
         good = [commit.begin(recorder.last, "first good", size=1)]
         at_once = module.GroupCommit._put_back
 
-        def put_back(self: GroupCommit, jobs: Any) -> Any:
+        def put_back(self: GroupCommit, jobs: Any, *, seconds: float) -> Any:
             if len(good) == 1:
                 good.extend(asyncio.run_coroutine_threadsafe(late(), loop).result(60))
-            return at_once(self, jobs)
+            return at_once(self, jobs, seconds=seconds)
 
         async def late() -> "list[asyncio.Future[Any]]":
             CALLER.set("other")
@@ -273,15 +273,32 @@ async def test_a_bad_request_holds_up_good_ones_of_its_caller_for_a_few_turns(re
     assert ["f1"] in recorder.turns, "another class does not fail with it again"
 
 
+@pytest.mark.parametrize(("seconds", "work"), [(0.0, 250), (0.02, 1000), (60.0, 2500)])
+async def test_what_failed_counts_in_its_callers_turn_by_the_time_that_it_took(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, seconds: float, work: int
+) -> None:
+    at_once, works = module.GroupCommit._put_back, list[int]()
+
+    def put_back(self: GroupCommit, jobs: Any, **_: float) -> Any:
+        outcome = at_once(self, jobs, seconds=seconds)
+        works.append(jobs[0].work)
+        return outcome
+
+    monkeypatch.setattr(module.GroupCommit, "_put_back", put_back)
+    async with recorder.commit() as commit:
+        await recorder.together(commit, "a", "bad", "c", "d")
+    assert set(works) == {work}
+
+
 @pytest.mark.parametrize("how", ["stop", "writer"])
 async def test_requests_that_wait_for_another_turn_are_answered_also_at_the_end(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     at_once = module.GroupCommit._put_back
 
-    def put_back(self: GroupCommit, jobs: Any) -> Any:
-        outcome = at_once(self, jobs)
-        if how == "writer" and jobs[0].is_apart and len(jobs) < 5:
+    def put_back(self: GroupCommit, jobs: Any, *, seconds: float) -> Any:
+        outcome = at_once(self, jobs, seconds=seconds)
+        if how == "writer" and jobs[0].apart and len(jobs) < 5:
             raise SystemExit
         self._is_open = False
         return outcome

@@ -57,9 +57,15 @@ tests/server/test_commit.py::test_no_flood_of_a_class_keeps_out_the_classes_afte
 
 bad-ones-at-once: Requests that fail together are applied one after another, before anybody else has a turn.
 server.commit:GroupCommit._apply
-- self._put_back(jobs)
+- self._put_back(jobs, seconds=time.perf_counter() - began_at)
 + _merged(list(map(self._apply, zip(jobs))))
 tests/server/test_commit.py::test_bad_requests_of_one_caller_hold_up_others_for_one_of_them_at_a_time[memory]
+
+cheap-as-dear: Requests that fail together cost their caller the same, however soon they are refused.
+server.commit:GroupCommit._put_back
+- max(_LEAST, seconds * _PER_SECOND)
++ _MOST
+tests/server/test_commit.py::test_what_failed_counts_in_its_callers_turn_by_the_time_that_it_took[memory-0.0-250]
 
 progress-weighs-nothing: Checkpoints of any size are written in one transaction.
 server.request_classes:work_of_beat

@@ -4,13 +4,17 @@ Rule 1: messages have hints only, which may get lost or come twice. The store al
 period for tasks that are due, and for ends that are waited for, and a heartbeat brings what a cancel hint has not. Only
 events are told nowhere else.
 Rule 2: hints are gathered for a moment, and are sent outside the transactions that they are about.
-Rule 3: what nodes send is bounded. Of what does not fit, events are left out first.
+Rule 3: what nodes send is bounded. Of what does not fit, events are left out first. What is heard is bounded too: it
+waits for its turns in the event loop, which sees to everything else between them. What there is no room for is lost,
+except that tokens or the inbox are to be read.
 Rule 4: what changes seldom, or must not get lost, is in a node's sign in the store; events are sent only while the sign
 of another node says that it wants them.
 """
 
 import asyncio
 import logging
+import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from itertools import islice
@@ -38,7 +42,10 @@ logger = logging.getLogger("leasekit.server")
 _GATHER = 0.01  # seconds between two rounds of messages of a node
 _MESSAGES = 20  # in one round, at most
 _WAITING = 1000  # hints of each sort that wait for the next round, at most
+_HEARD = 5000  # hints that wait to be worked off; if there are fewer, those of one more message find room
+_TURN = 500  # hints that are worked off in one turn of the event loop, at most
 _AWAITED = 50_000  # tasks that other nodes wait for, and that are remembered
+_ID = 128  # characters of the id of a task, at most
 
 _T = TypeVar("_T")
 
@@ -97,6 +104,7 @@ Hint = Due | Cancel | Ended | Awaited | Happened | Drain | NewTokens | Rings
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Hint]).decode
+_KEPT = {_encode(hint).decode(): hint for hint in (NewTokens(), Rings())}  # also if there is no room
 
 
 def packed(hints: Iterable[Hint]) -> Iterator[str]:
@@ -111,6 +119,44 @@ def packed(hints: Iterable[Hint]) -> Iterator[str]:
             message += b"," + item if message else item
     if message:
         yield f"[{message.decode()}]"
+
+
+class _Heard:
+    """Hints that were heard, and that the event loop has not taken yet; the listener's thread adds them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hints = deque[Hint]()
+        self._kept = set[Hint]()  # from messages that found no room
+        self._is_known = False  # to the event loop, which will take what is here
+
+    def add(self, message: str) -> bool:
+        """Add the hints of a message, and return whether the event loop is to be told of them.
+
+        A message that finds no room is not decoded, which would take the interpreter from the event loop.
+        """
+        hints, kept = list[Hint](), set[Hint]()
+        if len(self._hints) < _HEARD:
+            try:
+                hints = _decode(message)
+            except (msgspec.MsgspecError, RecursionError):  # not from leasekit, or from one that knows more
+                return False
+        else:
+            kept = {hint for text, hint in _KEPT.items() if text in message}
+        with self._lock:
+            self._hints += hints
+            self._kept |= kept
+            is_news = not self._is_known and bool(hints or kept)
+            self._is_known |= is_news
+            return is_news
+
+    def take(self) -> tuple[list[Hint], bool]:
+        """Return the hints for one turn, and whether there are more, which the event loop is to take later."""
+        with self._lock:
+            hints = [*self._kept, *(self._hints.popleft() for _ in range(min(_TURN, len(self._hints))))]
+            self._kept.clear()
+            self._is_known = bool(self._hints)
+            return hints, self._is_known
 
 
 class Neighbours:
@@ -151,6 +197,7 @@ class Neighbours:
         self._happened: list[TaskEvent] = []
         self._drained: list[Drain] = []
         self._sending: asyncio.Task[None] | None = None
+        self._heard = _Heard()
         self._stop: Callable[[], None] | None = None
         self.company = Company(store.tables, None, 0.0, [])  # as of the last look
 
@@ -158,11 +205,8 @@ class Neighbours:
         loop = asyncio.get_running_loop()
 
         def heard(message: str) -> None:
-            try:
-                hints = _decode(message)
-            except (msgspec.MsgspecError, RecursionError):  # not from leasekit, or from one that knows more
-                return
-            loop.call_soon_threadsafe(self._hear, hints)
+            if self._heard.add(message):
+                loop.call_soon_threadsafe(self._hear_some, loop)
 
         self._stop = self._store.listen(heard)
 
@@ -173,6 +217,7 @@ class Neighbours:
         finally:
             if self._stop is not None:
                 await asyncio.to_thread(self._stop)
+            self._heard = _Heard()  # what waits for a later turn concerns nothing any more
 
     @property
     def tables(self) -> tuple[int, int]:
@@ -293,32 +338,47 @@ class Neighbours:
         self._has_new_tokens = False
         return hints
 
+    def _hear_some(self, loop: asyncio.AbstractEventLoop) -> None:
+        hints, are_more = self._heard.take()
+        if are_more:
+            loop.call_later(_GATHER, self._hear_some, loop)
+        self._hear(hints)
+
     def _hear(self, hints: Sequence[Hint]) -> None:
-        events: list[TaskEvent] = []
+        due: dict[str, NewlyDue] = {}
+        ended, drained, events = list[str](), set[str](), list[TaskEvent]()
         for hint in hints:
             match hint:
-                case Due():
-                    self._polls.ready({hint.kind: NewlyDue(hint.number, hint.next_at, hint.freed)})
-                    if hint.number and not is_route(hint.kind):
-                        self._ring([hint.kind])
+                case Due(kind=kind):
+                    newly = NewlyDue(hint.number, hint.next_at, hint.freed)
+                    due[kind] = due[kind] + newly if kind in due else newly
                 case Cancel():
                     self._cancels.tell([(Verdict(id=hint.id, verdict="cancel_requested"), hint.worker)])
                 case Ended():
-                    self._waits.over([hint.id])
+                    ended.append(hint.id)
                 case Awaited():
                     self._note_awaited(hint.id)
                 case Happened():
                     events.append(hint.event)
                 case Drain():
-                    self._polls.drain([hint.worker])
+                    drained.add(hint.worker)
                 case NewTokens():
                     self._on_new_tokens()
                 case Rings():
                     self._ring_inbox()
+        if due:
+            self._polls.ready(due)
+        if kinds := [kind for kind, newly in due.items() if newly.number and not is_route(kind)]:
+            self._ring(kinds)
+        self._waits.over(ended)
+        if drained:
+            self._polls.drain(drained)
         if events:
             self._feed.hear(events)
 
     def _note_awaited(self, task_id: str) -> None:
+        if len(task_id) > _ID:  # not from leasekit
+            return
         wanted, now = self._awaited_elsewhere, self._clock.instant()
         wanted.pop(task_id, None)
         wanted[task_id] = now + TOLD_FOR

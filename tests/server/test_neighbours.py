@@ -9,7 +9,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from leasekit.server.access import KindPatterns
 from leasekit.server.engine import Engine
 from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.metrics import Metrics
-from leasekit.server.neighbours import Awaited, Cancel, Due, Happened, Hint, Neighbours, packed
+from leasekit.server.neighbours import Awaited, Cancel, Due, Happened, Hint, Neighbours, NewTokens, packed
 from leasekit.server.roles import directory
 from leasekit.server.roles.directory import Directory
 from leasekit.server.roles.tokens import Create
@@ -35,7 +35,7 @@ from leasekit.server.store.postgres import schema
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.server.store.postgres.tx import PostgresTx
 from leasekit.server.store.sqlite.store import SqliteStore
-from leasekit.server.unit_of_work import TaskEvent
+from leasekit.server.unit_of_work import NewlyDue, TaskEvent
 from leasekit.task import Beat, NewTask, Settlement, Status, Task, TaskInfo, WorkerInfo
 from leasekit.wire import TokenRequest
 from tests.postgres_server import PostgresServer
@@ -409,42 +409,43 @@ async def test_hints_of_all_requests_are_sent_in_the_turn_of_none_of_their_calle
     assert "first" not in callers
 
 
-def test_a_hint_of_due_tasks_has_them_moved_to_queues() -> None:
-    node, rung = Engine(MemoryStore()), list[str]()
-    some = Neighbours(
-        *(PostgresStore("postgresql://localhost/none"), clock.StoreClock(lambda: 0.0, None)),
+def alone(
+    *,
+    rung: Callable[[Collection[str]], None] = lambda _: None,
+    ring_inbox: Callable[[], None] = lambda: None,
+    on_new_tokens: Callable[[], None] = lambda: None,
+    now: Callable[[], float] = lambda: 0.0,
+) -> Neighbours:
+    """The neighbours of an engine that has none."""
+    node = Engine(MemoryStore())
+    return Neighbours(
+        *(PostgresStore("postgresql://localhost/none"), clock.StoreClock(now, None)),
         polls=node._long_polls,
         waits=node._end_waits,
         cancels=node._cancel_hints,
         feed=node.feed,
         directory=Directory(),
-        ring=rung.extend,
-        ring_inbox=lambda: None,
+        ring=rung,
+        ring_inbox=ring_inbox,
         run=node._readers.run,
+        on_new_tokens=on_new_tokens,
     )
-    some._hear([Due("a", 1, None), Due("b", 0, 5.0)])
+
+
+def test_a_hint_of_due_tasks_has_them_moved_to_queues() -> None:
+    rung = list[str]()
+    alone(rung=rung.extend)._hear([Due("a", 1, None), Due("b", 0, 5.0)])
     assert rung == ["a"]
 
 
 def test_tasks_that_others_wait_for_are_forgotten_in_time_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "_AWAITED", 3)
     time = [0.0]
-    node = Engine(MemoryStore())
-    some = Neighbours(
-        *(PostgresStore("postgresql://localhost/none"), clock.StoreClock(lambda: time[0], None)),
-        polls=node._long_polls,
-        waits=node._end_waits,
-        cancels=node._cancel_hints,
-        feed=node.feed,
-        directory=Directory(),
-        ring=node._ring,
-        ring_inbox=lambda: None,
-        run=node._readers.run,
-    )
+    some = alone(now=lambda: time[0])
     some._hear([Awaited(f"t{n}") for n in range(5)])
     assert list(some._awaited_elsewhere) == ["t2", "t3", "t4"]
     time[0] = end_waits.TOLD_FOR + 1
-    some._hear([Awaited("new")])
+    some._hear([Awaited("x" * 129), Awaited("new")])
     assert list(some._awaited_elsewhere) == ["new"]
 
 
@@ -543,6 +544,74 @@ def test_hints_are_packed_into_messages_of_bounded_size_and_none_is_lost() -> No
 def test_a_hint_that_fits_into_no_message_is_left_out() -> None:
     assert list(packed([Cancel("w", "x" * MESSAGE), Cancel("w", "t")])) == ['[["cancel","w","t"]]']
     assert list(packed([])) == []
+
+
+def listening(some: Neighbours, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Start to listen; return what takes the messages of others."""
+    found = list[Callable[[str], None]]()
+
+    def listen(heard: Callable[[str], None]) -> Callable[[], None]:
+        found.append(heard)
+        return lambda: None
+
+    monkeypatch.setattr(some._store, "listen", listen)
+    some.start()
+    return found[0]
+
+
+async def test_a_flood_of_messages_has_a_bounded_place_and_the_event_loop_has_turns_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    some, turns = alone(), list[list[str]]()
+    monkeypatch.setattr(some._waits, "over", turns.append)
+    hear = listening(some, monkeypatch)
+    for number in range(1000):
+        hear(json.dumps([["ended", f"{number}-{n}"] for n in range(100)]))
+    assert turns == []
+    await asyncio.sleep(0)
+    assert [len(ids) for ids in turns] == [neighbours._TURN]
+    await until(lambda: not some._heard._is_known)
+    assert {len(ids) for ids in turns} == {neighbours._TURN}
+    heard = [task_id for ids in turns for task_id in ids]
+    assert heard == [f"{number}-{n}" for number in range(neighbours._HEARD // 100) for n in range(100)]
+    hear('[["ended","later"]]')
+    await asyncio.sleep(0)
+    assert turns[-1] == ["later"]
+
+
+async def test_new_tokens_and_the_inbox_are_heard_of_in_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[str]()
+    some = alone(ring_inbox=lambda: calls.append("inbox"), on_new_tokens=lambda: calls.append("tokens"))
+    hear = listening(some, monkeypatch)
+    for number in range(1000):
+        hear(json.dumps([["ended", f"{number}-{n}"] for n in range(100)]))
+    for _ in range(1000):  # as nodes and applications write them
+        hear(next(packed([Due("k", 1, None), NewTokens()])))
+        hear('[["inbox"]]')
+    await asyncio.sleep(0)
+    assert sorted(calls) == ["inbox", "tokens"]
+    await until(lambda: not some._heard._is_known)
+    assert len(calls) == 2
+
+
+async def test_what_was_heard_in_a_flood_is_dropped_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, turns = alone(), list[list[str]]()
+    monkeypatch.setattr(some._waits, "over", turns.append)
+    hear = listening(some, monkeypatch)
+    hear(json.dumps([["ended", str(n)] for n in range(1000)]))
+    await asyncio.sleep(0)
+    await some.stop()
+    assert some._heard.take() == ([], False)
+    assert [len(ids) for ids in turns] == [neighbours._TURN]
+
+
+def test_due_tasks_of_a_kind_are_told_once_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung, readied = list[Collection[str]](), list[dict[str, NewlyDue]]()
+    some = alone(rung=rung.append)
+    monkeypatch.setattr(some._polls, "ready", readied.append)
+    some._hear([Due("a", 1, 9.0), Due("b", 0, None), Due("a", 2, 5.0, 1), Due("a", 0, None, 3)])
+    assert readied == [{"a": NewlyDue(3, 5.0, 4), "b": NewlyDue(0, None)}]
+    assert rung == [["a"]]
 
 
 # Readiness and metrics --------------------------------------------------------------------------------------------

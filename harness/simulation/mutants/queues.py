@@ -78,7 +78,7 @@ tests/server/test_kind_leases.py::test_a_consumer_that_cannot_renew_gives_its_ki
 
 hints-of-nodes-move-nothing: Tasks that another node has accepted wait for the next look of their consumer.
 server.neighbours:Neighbours._hear
-- self._ring([hint.kind])
+- self._ring(kinds)
 + pass
 tests/server/test_neighbours.py::test_a_hint_of_due_tasks_has_them_moved_to_queues
 

@@ -151,6 +151,24 @@ server.http.sending:Sending.check_reads
 + False
 tests/server/http/test_http_connections.py::test_answers_that_are_not_read_have_a_room_together[sqlite]
 
+heard-without-end: Messages of other nodes fill the memory.
+server.neighbours:_Heard.add
+- len(self._hints) < _HEARD
++ True
+tests/server/test_neighbours.py::test_a_flood_of_messages_has_a_bounded_place_and_the_event_loop_has_turns_between
+
+heard-in-one-turn: All that other nodes say is heard in one turn of the event loop.
+server.neighbours:_Heard.take
+- min(_TURN, len(self._hints))
++ len(self._hints)
+tests/server/test_neighbours.py::test_a_flood_of_messages_has_a_bounded_place_and_the_event_loop_has_turns_between
+
+tokens-lost-in-a-flood: A node does not hear that tokens were changed, or of the inbox, among too many messages.
+server.neighbours:_Heard.add
+- self._kept |= kept
++ pass
+tests/server/test_neighbours.py::test_new_tokens_and_the_inbox_are_heard_of_in_a_flood
+
 roots-walked-anew: The root of each of a thousand tasks in a row is walked for anew.
 server.roles.chains:roots_of
 - last not in found and (parent := parents.get(last)) is not None and parent not in way

@@ -597,6 +597,7 @@ async def test_new_tokens_and_the_inbox_are_heard_of_in_a_flood(monkeypatch: pyt
 async def test_what_was_heard_in_a_flood_is_dropped_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     some, turns = alone(), list[list[str]]()
     monkeypatch.setattr(some._waits, "over", turns.append)
+    monkeypatch.setattr(neighbours, "_GATHER", 3600.0)
     hear = listening(some, monkeypatch)
     hear(json.dumps([["ended", str(n)] for n in range(1000)]))
     await asyncio.sleep(0)

@@ -174,6 +174,7 @@ def test_the_table_of_bounds_has_what_the_server_checks() -> None:
     mib = 1024 * 1024
     assert [most for _, most in table("protocol.md", "## Bounds")[1:]] == [
         f"{protocol.MAX_HEAD // 1024} KiB, {protocol.MAX_FIELDS} fields",
+        f"{protocol.MAX_TARGET // 1024} KiB, {protocol.MAX_FIELDS} fields (`414` beyond that)",
         f"{MAX_BODY // mib} MiB",
         f"{MAX_BATCH:,} items",
         f"{MAX_PAYLOAD // mib} MiB of JSON",

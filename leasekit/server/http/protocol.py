@@ -26,7 +26,8 @@ from leasekit.wire import Problem
 
 MAX_HEAD = 64 * 1024  # bytes of request line and headers
 HEADS = 64 * 1024 * 1024  # bytes of all heads that have not ended; the addresses that they come from share them
-MAX_FIELDS = 100  # of a head; each costs a hundred bytes and more
+MAX_TARGET = 16 * 1024  # bytes of path and query
+MAX_FIELDS = 100  # of a head, or of a query; each costs a hundred bytes and more, and some microseconds
 SMALL_HEAD = 4 * 1024  # bytes of a head that is never refused for others
 HEAD_TIMEOUT = 30.0  # seconds from the connection, or from the first byte of a request, to the end of its head
 STALL_TIMEOUT = 30.0  # seconds that a full buffer of answers may stay unread
@@ -157,6 +158,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._delivered += len(body)
         self._to_come -= len(body)
         super().on_body(body)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET or self.url.count(b"&") >= MAX_FIELDS:
+            why = f"path and query have more than {MAX_TARGET:,} bytes, or the query more than {MAX_FIELDS} fields"
+            self._stop_at(414, "URI Too Long", why)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._timer is None:

@@ -416,6 +416,25 @@ def test_a_head_has_a_hundred_fields(server: Running) -> None:
             assert read_all(connection).startswith(b"HTTP/1.1 " + status)
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"/healthz?" + b"&".join([b"%"] * 100), b"200"),
+        (b"/healthz?" + b"&".join([b"%"] * 101), b"414"),
+        (b"/healthz?" + b"x" * 16_000, b"200"),
+        (b"/v1/tasks/" + b"x" * 16_400, b"414"),
+    ],
+    ids=["100 fields", "101 fields", "a long one", "a longer one"],
+)
+def test_a_path_with_its_query_has_a_bound_and_a_query_a_hundred_fields(
+    server: Running, target: bytes, status: bytes
+) -> None:
+    """The fields of a query are decoded one by one in the event loop, before anybody knows who asks."""
+    with server.open() as connection:
+        connection.sendall(b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % target)
+        assert read_all(connection).startswith(b"HTTP/1.1 " + status)
+
+
 @pytest.mark.parametrize("part", [b"a:b\r\n" * 1000, b"x" * 5000], ids=["fields", "one field"])
 def test_what_stands_behind_a_chunked_body_is_bounded(server: Running, part: bytes) -> None:
     """A connection that was answered long ago filled the memory with fields that nobody reads."""

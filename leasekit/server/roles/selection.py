@@ -28,7 +28,8 @@ AFTER_ALL = 10**18
 _TAGGED = 2_000  # tasks with a tag, of a worker or of a chain, that are looked at in one step
 _STEPS = 50  # steps after which a search ends its page, however few tasks it has found
 _STEP = 10  # tasks whose values are loaded at once
-_SCAN = 250  # tasks that a step looks at, at least, if few of them may match: a small page costs no more steps
+_SCAN = 250  # tasks that a step looks at, at least, if few of them may match: a small page costs no more steps; and at
+# most, if their errors are looked at, each of which is read by itself
 _FIELDS = frozenset(field.name for field in fields(TaskSelection))
 
 
@@ -96,6 +97,8 @@ def number_to_read(room: int, wanted: TaskSelection, accept: Callable[[Trigger],
 
     They are more where not all of them match.
     """
+    if wanted.error is not None or wanted.error_type is not None:
+        return _SCAN
     return room + 1 if accept is any_kind and not wanted.needs_a_look else max(room + 1, _SCAN)
 
 
@@ -120,7 +123,7 @@ def matching(view: View, rows: Sequence[Trigger], wanted: TaskSelection) -> list
 def _looked_at(view: View, row: Trigger, wanted: TaskSelection, *, key: str | None, at: float | None) -> TaskInfo:
     """Return what a selection looks at in a task."""
     has_error = wanted.error is not None or wanted.error_type is not None
-    run = last_run(view.last_runs(row.seq, limit=2)) if has_error else None
+    run = last_run(view.last_runs(row.seq, limit=2)) if has_error and row.fence else None  # else it has had none
     return TaskInfo(
         id=row.id,
         kind=row.kind,

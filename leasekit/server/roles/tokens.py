@@ -6,6 +6,7 @@ Rule 3: no id is the name of another token: who ends or rotates the token of a n
 Rule 4: once a token was made, the store always has one, valid or not: servers do not become open again.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hmac import compare_digest
@@ -21,7 +22,8 @@ from leasekit.wire import RotateRequest, TokenRequest
 
 _MOST = 1000  # tokens, which are all in the memory of each node
 _MOST_OF_SOME = 500  # that operators of some kinds may make: they leave those of all kinds some to make
-_SESSIONS = 1000  # at the same time; the oldest ends for a new one
+_SESSIONS = 1000  # at the same time; the oldest ends for a new one …
+_OF_ONE = 100  # … of all, and of those that began with one access token
 _KEPT = 30 * 86400.0  # seconds for which a token is listed that is no longer valid
 
 
@@ -204,8 +206,12 @@ def change_sessions(turn: UnitOfWork, changes: Sequence[SessionRow | bytes]) -> 
     gone = [change for change in changes if not isinstance(change, SessionRow)]
     if begun:
         rows = turn.tx.sessions()
-        ended = sum(row.until <= turn.now for row in rows)
-        gone += [row.digest for row in rows[: max(ended, len(rows) + len(begun) - _SESSIONS)]]
+        over = {row.digest for row in rows if row.until <= turn.now}
+        for secret, count in Counter(row.secret for row in begun).items():
+            own = [row.digest for row in rows if row.secret == secret and row.digest not in over]
+            over.update(own[: max(0, len(own) + count - _OF_ONE)])
+        left = [row.digest for row in rows if row.digest not in over]
+        gone += [*over, *left[: max(0, len(left) + len(begun) - _SESSIONS)]]
     turn.tx.remove_sessions(gone)
     turn.tx.add_sessions(begun)
     return [None] * len(changes)

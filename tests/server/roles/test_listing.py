@@ -1,8 +1,13 @@
 """Listings that an index answers, however many tasks there are."""
 
+from typing import Any
+
 import pytest
 
 from leasekit.server.roles import selection
+from leasekit.server.roles.selection import Search, any_kind, number_to_read
+from leasekit.server.store import Filter, Run, View
+from leasekit.task import TaskSelection
 from tests.server.conftest import Bench
 
 pytestmark = pytest.mark.anyio
@@ -31,3 +36,31 @@ async def test_the_tasks_of_a_worker_are_listed_in_pages_without_a_look_at_other
     assert found == (["t6", "t4", "t2", "t0"] if newest else ["t0", "t2", "t4", "t6"])
     assert (await bench.engine.queries.list_tasks(worker="one", kind="another")).tasks == []
     assert (await bench.engine.queries.list_tasks(worker="nobody")).tasks == []
+
+
+class Asked:
+    """A view that notes of which tasks runs are read."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.of = view, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.view, name)
+
+    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
+        self.of.append(seq)
+        return self.view.last_runs(seq, limit=limit)
+
+
+async def test_errors_are_looked_for_in_small_steps_and_in_tasks_that_have_run(bench: Bench) -> None:
+    """Those of each task are a read by itself, and other reads wait for the step."""
+    await bench.settle(await bench.taken("failed"), "retry", error={"type": "E", "message": "one"}, retry_after=60)
+    await bench.put("a", "b")
+
+    def look(view: View) -> tuple[list[str], int]:
+        asked: Any = Asked(view)
+        found = Search(Filter(), TaskSelection(error="one"), cursor=None, limit=5000).whole(asked)
+        return [row.id for row in found.rows], len(asked.of)
+
+    assert await bench.engine._readers.read(look) == (["failed"], 1)
+    assert number_to_read(5000, TaskSelection(error="one"), any_kind) == selection._SCAN

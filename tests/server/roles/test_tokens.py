@@ -151,8 +151,8 @@ async def test_a_change_that_fails_is_not_in_the_log(bench: Bench) -> None:
     assert (await bench.engine.queries.audit()).entries == []
 
 
-def session(number: int, until: float) -> SessionRow:
-    return SessionRow(number.to_bytes(32), bytes(32), until)
+def session(number: int, until: float, *, secret: bytes = bytes(32)) -> SessionRow:
+    return SessionRow(number.to_bytes(32), secret, until)
 
 
 async def known(bench: Bench, numbers: range) -> list[int]:
@@ -191,3 +191,15 @@ async def test_a_thousand_sessions_of_the_console_are_kept_and_none_that_is_over
     await bench.engine.operations.begin_session(session(5, now + 60.0))
     rows = await bench.engine._readers.read(lambda view: view.sessions())
     assert [int.from_bytes(row.digest) for row in rows] == [4, 5]
+
+
+async def test_the_sessions_of_one_access_token_end_none_of_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leasekit.server.roles.tokens._SESSIONS", 4)
+    monkeypatch.setattr("leasekit.server.roles.tokens._OF_ONE", 2)
+    until = bench.engine.clock.peek() + 60.0
+    await bench.engine.operations.begin_session(session(0, until, secret=b"other"))
+    for number in range(1, 9):
+        await bench.engine.operations.begin_session(session(number, until + number))
+    assert await known(bench, range(9)) == [0, 7, 8]

@@ -67,6 +67,18 @@ server.commit:GroupCommit._put_back
 + _MOST
 tests/server/test_commit.py::test_what_failed_counts_in_its_callers_turn_by_the_time_that_it_took[memory-0.0-250]
 
+errors-in-long-steps: A step of a search looks at the errors of as many tasks as a page has.
+server.roles.selection:number_to_read
+- wanted.error is not None or wanted.error_type is not None
++ False
+tests/server/roles/test_listing.py::test_errors_are_looked_for_in_small_steps_and_in_tasks_that_have_run[memory]
+
+sessions-of-one: Sessions of one access token end those of others.
+server.roles.tokens:change_sessions
+- max(0, len(own) + count - _OF_ONE)
++ 0
+tests/server/roles/test_tokens.py::test_the_sessions_of_one_access_token_end_none_of_another[memory]
+
 progress-weighs-nothing: Checkpoints of any size are written in one transaction.
 server.request_classes:work_of_beat
 - _blocks(beat.progress)

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from leasekit.server.access import Access
 from leasekit.server.engine import Engine
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.auth import Authenticator
 from leasekit.server.store import SessionRow
 from leasekit.tokens import digest_of
@@ -51,6 +52,8 @@ class Sessions:
     async def access_of(self, request: Request) -> Access | None:
         """Return what the session of a request allows now; None: there is none, or it has ended."""
         secret = request.cookies.get(_NAME)
+        # Until it is known who asks, browsers take turns by their addresses: anybody can make up cookies.
+        CALLER.set(f"a browser at {'' if request.client is None else request.client.host}")
         row = None if secret is None else await self._engine.queries.session(digest_of(secret))
         return None if row is None else await self._auth.access_of_digest(row.secret)
 

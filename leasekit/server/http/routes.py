@@ -5,9 +5,9 @@ The classes in `leasekit.wire` and `leasekit._lifecycle.validation` define what 
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -218,26 +218,36 @@ async def cancel(request: ApiRequest, body: CancelRequest) -> VerdictsAnswer:
     return VerdictsAnswer(verdicts=await request.parts.engine.cancel(body.ids, kinds=request.kinds, note=note))
 
 
-@post("/v1/tasks/cancel-matching", needs("operate", kinds=Where.SELECTED), WRITES)
-async def cancel_matching(request: ApiRequest, body: CancelMatchingRequest) -> Matched:
+@post("/v1/tasks/cancel-matching", needs("operate", kinds=Where.SELECTED), WRITES, answer=Matched)
+async def cancel_matching(request: ApiRequest, body: CancelMatchingRequest) -> Matched | Response:
     """Cancel all tasks that match and have not ended, one step: the `cursor` of the answer begins the next.
 
     `dry_run` only counts, and its answer has the `token` that the act takes, and further steps. No task is touched that
     was scheduled after the first step of the dry run.
     """
     note = request.note("tasks.cancel-matching", target=body.kind, fields=body)
-    return await request.parts.engine.operations.cancel_matching(body, kinds=request.kinds, note=note)
+    acting = request.parts.engine.operations.cancel_matching(body, kinds=request.kinds, note=note)
+    return await _counted(request, acting) if body.dry_run else await acting
 
 
-@post("/v1/tasks/reschedule-matching", needs("operate", kinds=Where.SELECTED), WRITES)
-async def reschedule_matching(request: ApiRequest, params: BulkChange, body: RescheduleMatchingRequest) -> Matched:
+@post("/v1/tasks/reschedule-matching", needs("operate", kinds=Where.SELECTED), WRITES, answer=Matched)
+async def reschedule_matching(
+    request: ApiRequest, params: BulkChange, body: RescheduleMatchingRequest
+) -> Matched | Response:
     """Give all tasks that match and wait another due time or priority, in steps with a dry run, as a bulk cancel.
 
     `worker` is for their history.
     """
     by = request.client_name(params.worker)
     note = request.note("tasks.reschedule-matching", target=body.kind, fields=body, worker=params.worker)
-    return await request.parts.engine.operations.reschedule_matching(body, by=by, kinds=request.kinds, note=note)
+    acting = request.parts.engine.operations.reschedule_matching(body, by=by, kinds=request.kinds, note=note)
+    return await _counted(request, acting) if body.dry_run else await acting
+
+
+async def _counted(request: ApiRequest, counting: Coroutine[Any, Any, Matched]) -> Matched | Response:
+    """Return what a dry run has counted; it ends when its client has gone."""
+    matched = await request.wait(request.parts.waits, counting)
+    return Response() if matched is None else matched
 
 
 @post("/v1/chains/cancel", needs("submit", "operate", kinds=Where.ALL), WRITES)

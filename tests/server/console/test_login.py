@@ -16,6 +16,7 @@ from starlette.types import Message
 
 from leasekit.server.console import site, streams
 from leasekit.server.console.desk import form_of
+from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.reach import LOCAL_REACH, Reach
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.tokens import digest_of, new_secret
@@ -175,6 +176,22 @@ def test_a_form_whose_session_ends_while_it_arrives_does_nothing(door: Door, mon
     assert answer.status in (303, 401)
     assert answer.headers.get("location", "login").startswith("login")
     assert door.api("GET", "/v1/gates").json["gates"] == []
+
+
+def test_browsers_take_turns_by_their_addresses_until_it_is_known_who_asks(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can make up cookies: looking for their sessions keeps up nobody at another address."""
+    queries, callers = door.site.server.engine.queries, list[str]()
+    find = queries.session
+
+    async def found(digest: bytes) -> Any:
+        callers.append(CALLER.get())
+        return await find(digest)
+
+    monkeypatch.setattr(queries, "session", found)
+    door.see("", "leasekit-console=made-up")
+    assert callers == ["a browser at 127.0.0.1"]
 
 
 def test_a_session_goes_on_after_a_restart_and_its_cookie_is_not_in_the_store(tmp_path: Path) -> None:

@@ -150,6 +150,23 @@ def test_a_search_ends_when_its_client_has_gone(server: Running, monkeypatch: py
     assert given_up.wait(60)
 
 
+def test_a_dry_run_ends_when_its_client_has_gone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    async def count(*_: object, **__: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(server.engine.operations, "cancel_matching", count)
+    with server.open() as connection:
+        connection.sendall(request("/v1/tasks/cancel-matching", {"reason": "none", "dry_run": True}))
+        assert begun.wait(60)
+    assert given_up.wait(60)
+
+
 def test_requests_for_ends_are_answered_at_once_when_the_server_stops(run_server: RunServer) -> None:
     answers: list[Any] = []
     with run_server() as server:

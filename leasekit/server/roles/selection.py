@@ -28,8 +28,9 @@ AFTER_ALL = 10**18
 _TAGGED = 2_000  # tasks with a tag, of a worker or of a chain, that are looked at in one step
 _STEPS = 50  # steps after which a search ends its page, however few tasks it has found
 _STEP = 10  # tasks whose values are loaded at once
-_SCAN = 250  # tasks that a step looks at, at least, if few of them may match: a small page costs no more steps; and at
-# most, if their errors are looked at, each of which is read by itself
+# Tasks that a step looks at, at least, if few of them may match: a small page costs no more steps. If errors are looked
+# at, it is no more than these either: the error of each task is a read by itself.
+_SCAN = 250
 _FIELDS = frozenset(field.name for field in fields(TaskSelection))
 
 

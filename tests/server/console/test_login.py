@@ -181,7 +181,7 @@ def test_a_form_whose_session_ends_while_it_arrives_does_nothing(door: Door, mon
 def test_browsers_take_turns_by_their_addresses_until_it_is_known_who_asks(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anybody can make up cookies: looking for their sessions keeps up nobody at another address."""
+    """Anybody can make up cookies: the search for their sessions delays nobody at another address."""
     queries, callers = door.site.server.engine.queries, list[str]()
     find = queries.session
 

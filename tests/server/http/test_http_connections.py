@@ -133,36 +133,33 @@ def test_a_client_that_went_away_waits_for_no_end(server: Running) -> None:
     eventually(lambda: server.engine.ends_awaited == 0)
 
 
-def test_a_search_ends_when_its_client_has_gone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+_COUNT = {"reason": "none", "dry_run": True}
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "asked"),
+    [
+        ("queries", "list_tasks", b"GET /v1/tasks?reason=none HTTP/1.1\r\nhost: localhost\r\n\r\n"),
+        ("operations", "cancel_matching", request("/v1/tasks/cancel-matching", _COUNT)),
+        ("operations", "reschedule_matching", request("/v1/tasks/reschedule-matching", _COUNT | {"delay": 1})),
+    ],
+    ids=["list", "dry cancel", "dry reschedule"],
+)
+def test_a_search_ends_when_its_client_has_gone(
+    server: Running, monkeypatch: pytest.MonkeyPatch, part: str, name: str, asked: bytes
+) -> None:
     begun, given_up = threading.Event(), threading.Event()
 
-    async def search(**wanted: object) -> None:
+    async def search(*_: object, **__: object) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
         finally:
             given_up.set()
 
-    monkeypatch.setattr(server.engine.queries, "list_tasks", search)
+    monkeypatch.setattr(getattr(server.engine, part), name, search)
     with server.open() as connection:
-        connection.sendall(b"GET /v1/tasks?reason=none HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert begun.wait(60)
-    assert given_up.wait(60)
-
-
-def test_a_dry_run_ends_when_its_client_has_gone(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, given_up = threading.Event(), threading.Event()
-
-    async def count(*_: object, **__: object) -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            given_up.set()
-
-    monkeypatch.setattr(server.engine.operations, "cancel_matching", count)
-    with server.open() as connection:
-        connection.sendall(request("/v1/tasks/cancel-matching", {"reason": "none", "dry_run": True}))
+        connection.sendall(asked)
         assert begun.wait(60)
     assert given_up.wait(60)
 

@@ -207,12 +207,11 @@ class MemoryView(View):
 
     def names_due(self, *, now: float, limit: int) -> list[str]:
         rows = self._tables.periodics.values()
-        due = sorted((row.next_at, row.name) for row in rows if row.next_at is not None and row.next_at <= now)
-        before = Counter[str | None]()
-        turns = list[tuple[int, float, str]]()
-        for next_at, name in due:
-            before[self._tables.periodics[name].changed_by] += 1
-            turns.append((before[self._tables.periodics[name].changed_by], next_at, name))
+        due = [(row.next_at, row.name, row.changed_by) for row in rows if row.next_at is not None]
+        before, turns = Counter[str | None](), list[tuple[int, float, str]]()
+        for next_at, name, by in sorted((each for each in due if each[0] <= now), key=lambda each: each[:2]):
+            before[by] += 1
+            turns.append((before[by], next_at, name))
         return [name for _, _, name in sorted(turns)[:limit]]
 
     def tokens(self) -> list[TokenRow]:

@@ -205,13 +205,13 @@ def change_sessions(turn: UnitOfWork, changes: Sequence[SessionRow | bytes]) -> 
     begun = [change for change in changes if isinstance(change, SessionRow)]
     gone = [change for change in changes if not isinstance(change, SessionRow)]
     if begun:
-        rows = turn.tx.sessions()
-        over = {row.digest for row in rows if row.until <= turn.now}
-        for secret, count in Counter(row.secret for row in begun).items():
-            own = [row.digest for row in rows if row.secret == secret and row.digest not in over]
-            over.update(own[: max(0, len(own) + count - _OF_ONE)])
-        left = [row.digest for row in rows if row.digest not in over]
-        gone += [*over, *left[: max(0, len(left) + len(begun) - _SESSIONS)]]
+        room, of_token = _SESSIONS - len(begun), Counter(row.secret for row in begun)
+        for row in reversed(turn.tx.sessions()):
+            if turn.now < row.until and room > 0 and of_token[row.secret] < _OF_ONE:
+                room -= 1
+                of_token[row.secret] += 1
+            else:
+                gone.append(row.digest)
     turn.tx.remove_sessions(gone)
     turn.tx.add_sessions(begun)
     return [None] * len(changes)

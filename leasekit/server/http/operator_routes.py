@@ -287,9 +287,11 @@ async def get_periodic(request: ApiRequest, params: OnePeriodic) -> PeriodicInfo
 async def set_periodic(request: ApiRequest, params: PutPeriodic, body: PeriodicTaskItem) -> PeriodicInfo:
     """Add a periodic task, or replace when it fires and what is scheduled. A pause stays. `worker` is for the log.
     With `is_declared`, the code of a worker says so: that takes effect once, and older code does not undo newer code.
+    Without it, an operator says so: that needs `operate`.
     """
     if not (params.is_declared or "operate" in request.access.scopes):
-        raise Forbidden(f"the access token {request.access.name!r} lacks the scope operate")
+        detail = "lacks the scope operate: without it, a periodic task is set with is_declared=true only"
+        raise Forbidden(f"the access token {request.access.name!r} {detail}")
     check_kinds(request.access, ["submit", "operate"], [body.kind])
     by = request.author(params.worker)
     change = periodic.Put(params.name, body, by, params.is_declared, kinds=request.kinds)

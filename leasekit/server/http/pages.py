@@ -19,8 +19,10 @@ class NamePage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 ANY = {
     400: "The request has several `Host` headers.",
     403: "The `Host` header does not name this machine, or the request comes from a web page of another origin.",
+    414: "Path and query are too long, or the query has too many fields.",
     421: "The server has other roles: this request is for another server of the same database.",
     422: "A parameter does not fit; `errors` names it.",
+    431: "The head has too many fields.",
 }
 """The refusals of an operation that needs no access token."""
 

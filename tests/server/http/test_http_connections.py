@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from leasekit.server.http import bodies, protocol, sending
+from leasekit.server.http.operations import Operation
 from leasekit.server.http.protocol import BoundedProtocol
+from leasekit.server.http.routes import OPERATIONS
 from tests.server.http.conftest import Running, RunServer, read_all
 from tests.waiting import eventually
 
@@ -445,6 +447,11 @@ def test_a_path_with_its_query_has_a_bound(server: Running, target: bytes, statu
     with server.open() as connection:
         connection.sendall(b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % target)
         assert read_all(connection).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
+def test_an_operation_tells_of_the_refusals_of_heads(operation: Operation) -> None:
+    assert operation.refusals.keys() >= {400, 414, 431}
 
 
 @pytest.mark.parametrize("part", [b"a:b\r\n" * 1000, b"x" * 5000], ids=["fields", "one field"])

@@ -73,6 +73,12 @@ server.roles.selection:number_to_read
 + False
 tests/server/roles/test_listing.py::test_errors_are_looked_for_in_small_steps_and_in_tasks_that_have_run[memory]
 
+dry-runs-go-on: A dry run counts on when its client has gone.
+server.http.routes:_acted
+- request.wait(request.parts.waits, acting) if is_dry else acting
++ acting
+tests/server/http/test_http_connections.py::test_a_search_ends_when_its_client_has_gone[sqlite-dry purge]
+
 sessions-of-one: Sessions of one access token end those of others.
 server.roles.tokens:change_sessions
 - of_token[row.secret] < _OF_ONE

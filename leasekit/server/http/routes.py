@@ -7,7 +7,7 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from msgspec.structs import replace
@@ -68,6 +68,8 @@ from leasekit.wire import (
     VacuumRequest,
     VerdictsAnswer,
 )
+
+_T = TypeVar("_T")
 
 
 class BulkChange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -227,7 +229,7 @@ async def cancel_matching(request: ApiRequest, body: CancelMatchingRequest) -> M
     """
     note = request.note("tasks.cancel-matching", target=body.kind, fields=body)
     acting = request.parts.engine.operations.cancel_matching(body, kinds=request.kinds, note=note)
-    return await _counted(request, acting) if body.dry_run else await acting
+    return await _acted(request, acting, is_dry=body.dry_run)
 
 
 @post("/v1/tasks/reschedule-matching", needs("operate", kinds=Where.SELECTED), WRITES, answer=Matched)
@@ -241,13 +243,13 @@ async def reschedule_matching(
     by = request.client_name(params.worker)
     note = request.note("tasks.reschedule-matching", target=body.kind, fields=body, worker=params.worker)
     acting = request.parts.engine.operations.reschedule_matching(body, by=by, kinds=request.kinds, note=note)
-    return await _counted(request, acting) if body.dry_run else await acting
+    return await _acted(request, acting, is_dry=body.dry_run)
 
 
-async def _counted(request: ApiRequest, counting: Coroutine[Any, Any, Matched]) -> Matched | Response:
-    """Return what a dry run has counted; it ends when its client has gone."""
-    matched = await request.wait(request.parts.waits, counting)
-    return Response() if matched is None else matched
+async def _acted(request: ApiRequest, acting: Coroutine[Any, Any, _T], *, is_dry: bool) -> _T | Response:
+    """Return the answer of a bulk act. A dry run ends when its client has gone."""
+    answer = await (request.wait(request.parts.waits, acting) if is_dry else acting)
+    return Response() if answer is None else answer
 
 
 @post("/v1/chains/cancel", needs("submit", "operate", kinds=Where.ALL), WRITES)
@@ -275,8 +277,8 @@ async def cancels(request: ApiRequest, body: CancelsRequest) -> VerdictsAnswer:
     )
 
 
-@post("/v1/tasks/redrive", needs("operate", kinds=Where.SELECTED), WRITES)
-async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
+@post("/v1/tasks/redrive", needs("operate", kinds=Where.SELECTED), WRITES, answer=Redriven)
+async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven | Response:
     """Redrive: make dead tasks ready again, as new lives. Each task has its own verdict, by position.
 
     `redriven`; `redrivable` in a dry run; `gone` if unknown; `failed` with a `reason` if the task cannot be redriven,
@@ -285,17 +287,19 @@ async def redrive(request: ApiRequest, body: RedriveRequest) -> Redriven:
     """
     target = body.kind or the_one(body.ids)
     note = request.note("tasks.redrive", target=target, fields=body, worker=body.worker)
-    return await request.parts.engine.operations.redrive(body, kinds=request.kinds, note=note)
+    acting = request.parts.engine.operations.redrive(body, kinds=request.kinds, note=note)
+    return await _acted(request, acting, is_dry=body.dry_run)
 
 
-@post("/v1/tasks/purge", needs("operate", kinds=Where.SELECTED), WRITES)
-async def purge(request: ApiRequest, body: PurgeRequest) -> Purged:
+@post("/v1/tasks/purge", needs("operate", kinds=Where.SELECTED), WRITES, answer=Purged)
+async def purge(request: ApiRequest, body: PurgeRequest) -> Purged | Response:
     """Remove ended tasks, one step: the `cursor` of the answer begins the next. `dry_run` counts all at once instead.
 
     Tasks that have not ended are never removed. A step that is repeated removes what is left, and counts only that.
     """
-    engine, note = request.parts.engine, request.note("tasks.purge", target=body.kind, fields=body)
-    return await engine.operations.purge(body, kinds=request.kinds, note=note)
+    note = request.note("tasks.purge", target=body.kind, fields=body)
+    acting = request.parts.engine.operations.purge(body, kinds=request.kinds, note=note)
+    return await _acted(request, acting, is_dry=body.dry_run)
 
 
 @post("/v1/vacuum", needs("operate", kinds=Where.ALL), WRITES)

@@ -144,8 +144,10 @@ _COUNT = {"reason": "none", "dry_run": True}
         ("queries", "list_tasks", b"GET /v1/tasks?reason=none HTTP/1.1\r\nhost: localhost\r\n\r\n"),
         ("operations", "cancel_matching", request("/v1/tasks/cancel-matching", _COUNT)),
         ("operations", "reschedule_matching", request("/v1/tasks/reschedule-matching", _COUNT | {"delay": 1})),
+        ("operations", "redrive", request("/v1/tasks/redrive", _COUNT)),
+        ("operations", "purge", request("/v1/tasks/purge", _COUNT)),
     ],
-    ids=["list", "dry cancel", "dry reschedule"],
+    ids=["list", "dry cancel", "dry reschedule", "dry redrive", "dry purge"],
 )
 def test_a_search_ends_when_its_client_has_gone(
     server: Running, monkeypatch: pytest.MonkeyPatch, part: str, name: str, asked: bytes

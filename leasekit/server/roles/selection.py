@@ -114,17 +114,18 @@ def matching(view: View, rows: Sequence[Trigger], wanted: TaskSelection) -> list
         keys = view.keys(seqs) if wanted.key is not None else {}
         waits = wanted.since is not None or wanted.until is not None
         begun = view.entities([row.seq for row in step if waits and row.ended_at is None])
+        has_error = wanted.error is not None or wanted.error_type is not None
+        # The others have had none.
+        runs = view.last_runs([row.seq for row in step if row.fence], limit=2) if has_error else {}
         for row in step:
             at = row.ended_at if row.ended_at is not None or row.seq not in begun else begun[row.seq].created_at
-            if wanted.matches(_looked_at(view, row, wanted, key=keys.get(row.seq), at=at)):
+            if wanted.matches(_looked_at(row, last_run(runs.get(row.seq, ())), key=keys.get(row.seq), at=at)):
                 found.append(row)
     return found
 
 
-def _looked_at(view: View, row: Trigger, wanted: TaskSelection, *, key: str | None, at: float | None) -> TaskInfo:
+def _looked_at(row: Trigger, run: Run | None, *, key: str | None, at: float | None) -> TaskInfo:
     """Return what a selection looks at in a task."""
-    has_error = wanted.error is not None or wanted.error_type is not None
-    run = last_run(view.last_runs(row.seq, limit=2)) if has_error and row.fence else None  # else it has had none
     return TaskInfo(
         id=row.id,
         kind=row.kind,

@@ -41,16 +41,17 @@ def over_of(view: View, ids: Collection[str]) -> list[str]:
 def infos_of(view: View, rows: Sequence[Trigger], *, history: bool, now: float, gained: float) -> Iterable[TaskInfo]:
     """Yield everything about the tasks of these rows; `history`: with their runs."""
     gates = Gates(view.gates()) if any(row.status in WAITING for row in rows) else Gates()
+    seqs = [row.seq for row in rows]
+    keys, of_chains, tags, routes = view.keys(seqs), view.chains_of(seqs), view.tags(seqs), view.routes_of(seqs)
+    deadlines = view.deadlines([row.seq for row in rows if row.started_at is None and not row.status.ended])
     for start in range(0, len(rows), _STEP):
         step = rows[start : start + _STEP]
         seqs = [row.seq for row in step]
         entities, progress = view.entities(seqs), view.progress(seqs)
-        keys, of_chains, tags = view.keys(seqs), view.chains_of(seqs), view.tags(seqs)
-        deadlines = view.deadlines([row.seq for row in step if row.started_at is None and not row.status.ended])
-        routes = view.routes_of(seqs)
+        runs = {} if history else view.last_runs(seqs, limit=2)  # one may be a reschedule
         for row in step:
-            runs = view.last_runs(row.seq, limit=_HISTORY if history else 2)  # one may be a reschedule
-            info = _info(row, entities.get(row.seq), progress.get(row.seq), runs, history=history)
+            own = view.last_runs([row.seq], limit=_HISTORY) if history else runs
+            info = _info(row, entities.get(row.seq), progress.get(row.seq), own.get(row.seq, ()), history=history)
             if row.seq in keys:
                 info = replace(info, key=keys[row.seq])
             if row.seq in tags:

@@ -41,8 +41,11 @@ class View(Protocol):
         """Return the latest checkpoints of these tasks; tasks without one are left out."""
         ...
 
-    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
-        """Return the latest `limit` runs of a task with results and errors, the oldest first."""
+    def last_runs(self, seqs: Collection[int], *, limit: int) -> dict[int, list[Run]]:
+        """Return the latest `limit` runs of each of these tasks with results and errors, the oldest first.
+
+        Tasks without one are left out.
+        """
         ...
 
     def page(

@@ -1,10 +1,11 @@
 """Listings that an index answers, however many tasks there are."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
-from leasekit.server.roles import selection
+from leasekit.server.roles import listing, selection
 from leasekit.server.roles.selection import Search, any_kind, number_to_read
 from leasekit.server.store import Filter, Run, View
 from leasekit.task import TaskSelection
@@ -38,6 +39,31 @@ async def test_the_tasks_of_a_worker_are_listed_in_pages_without_a_look_at_other
     assert (await bench.engine.queries.list_tasks(worker="nobody")).tasks == []
 
 
+@pytest.mark.parametrize("newest", [False, True])
+async def test_a_big_page_is_read_in_several_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch, newest: bool) -> None:
+    """A page of a thousand tasks keeps a thread of the readers busy for a while: other callers come in between."""
+    monkeypatch.setattr(listing, "_ROWS", 3)
+    ids = sorted(f"t{number:02}" for number in range(20))
+    await bench.put(*ids)
+    found, cursor, turns = list[str](), None, list[Any]()
+    read = bench.engine._readers.read
+
+    async def noted(look: Any, **options: Any) -> Any:
+        turns.append(look)
+        return await read(look, **options)
+
+    monkeypatch.setattr(bench.engine._readers, "read", noted)
+    for expected in (7, 7, 6):
+        turns.clear()
+        page = await bench.engine.queries.list_tasks(newest=newest, cursor=cursor, limit=7)
+        found += [task.id for task in page.tasks]
+        assert len(page.tasks) == expected
+        assert len(turns) >= 3
+        cursor = page.cursor
+    assert cursor is None
+    assert found == sorted(ids, reverse=newest)
+
+
 class Asked:
     """A view that notes of which tasks runs are read."""
 
@@ -47,9 +73,9 @@ class Asked:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.view, name)
 
-    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
-        self.of.append(seq)
-        return self.view.last_runs(seq, limit=limit)
+    def last_runs(self, seqs: Collection[int], *, limit: int) -> dict[int, list[Run]]:
+        self.of += seqs
+        return self.view.last_runs(seqs, limit=limit)
 
 
 async def test_errors_are_looked_for_in_small_steps_and_in_tasks_that_have_run(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,7 +11,7 @@ from psycopg import errors
 
 from leasekit.server.engine import Engine
 from leasekit.server.store import Contended, Run
-from leasekit.server.store.postgres.session import Connection, array
+from leasekit.server.store.postgres.session import Connection, PostgresSession, array
 from leasekit.server.store.postgres.store import PostgresStore
 from leasekit.task import Beat, KindSettings, NewTask, Settlement
 from tests.postgres_server import PostgresServer
@@ -68,7 +69,7 @@ def test_a_statement_that_fails_among_others_undoes_them_all(
         with pytest.raises(Contended):
             add([run, second], [third])
         with store.view() as view:
-            assert view.last_runs(1, limit=10) == [run]
+            assert view.last_runs([1], limit=10) == {1: [run]}
     finally:
         store.close()
     assert caplog.records == []
@@ -98,6 +99,22 @@ async def test_no_request_scans_a_table(postgres: PostgresServer) -> None:
     # The sessions of the engines tell their statistics when they end.
     await until(lambda: _fetched(url, _RUNS) == [(2 * SCANS * 50,)])
     assert _fetched(url, _SCANS) == []
+
+
+@pytest.mark.anyio
+async def test_a_page_of_tasks_takes_few_statements(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes a round trip, and the next reads wait for it."""
+    url, asked, execute = postgres.emptied(), list[str](), PostgresSession.execute
+
+    def noted(session: PostgresSession, query: str, values: Any = ()) -> Any:
+        asked.append(query)
+        return execute(session, query, values)
+
+    async with Engine(PostgresStore(url)) as engine:
+        await engine.schedule([NewTask(kind="k", tags=["t"])] * 100)
+        monkeypatch.setattr(PostgresSession, "execute", noted)
+        assert len((await engine.queries.list_tasks(limit=100)).tasks) == 100
+    assert len(asked) <= 45, "the tasks are read ten at a time, with their values, in three statements"
 
 
 @pytest.mark.anyio

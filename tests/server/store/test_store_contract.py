@@ -536,9 +536,13 @@ def test_runs_are_kept_by_fence_and_told_without_their_values(store: Store) -> N
         tx.forget_runs([(1, 2)])
         tx.add_runs([run(1, 2, outcome="success")])
     with store.view() as view:
-        assert view.last_runs(1, limit=5) == [run(1, 1), run(1, 2, outcome="success")]
-        assert view.last_runs(1, limit=1) == [run(1, 2, outcome="success")]
-        assert view.last_runs(9, limit=1) == []
+        both = [run(1, 1), run(1, 2, outcome="success")]
+        assert view.last_runs([1], limit=5) == {1: both}
+        assert view.last_runs([2, 9, 1], limit=1) == {
+            1: both[1:],
+            2: [run(2, 1, result=None, digest=None, worker=None)],
+        }
+        assert view.last_runs([], limit=1) == {}
 
 
 def test_a_fence_has_one_run(store: Store) -> None:

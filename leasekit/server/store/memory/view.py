@@ -51,9 +51,9 @@ class MemoryView(View):
     def progress(self, seqs: Collection[int]) -> dict[int, Checkpoint]:
         return chosen(self._tables.progress, seqs)
 
-    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
-        runs = self._tables.runs.get(seq, {})
-        return [runs[fence] for fence in sorted(runs)][-limit:]
+    def last_runs(self, seqs: Collection[int], *, limit: int) -> dict[int, list[Run]]:
+        runs = chosen(self._tables.runs, seqs)
+        return {seq: [own[fence] for fence in sorted(own)][-limit:] for seq, own in runs.items() if own}
 
     def page(
         self,

@@ -1,5 +1,6 @@
 """Snapshots of a PostgreSQL database, whose tables may be those of the version before."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from leasekit.server.store import (
     Lane,
     MinuteRow,
     PeriodicRow,
+    Run,
     SessionRow,
     Tagged,
     TokenRow,
@@ -21,15 +23,23 @@ from leasekit.server.store import (
     damage,
 )
 from leasekit.server.store.postgres.session import PostgresSession
+from leasekit.server.store.schema import run
 from leasekit.server.store.sql import lanes
 from leasekit.server.store.sql.tx import SqlView
 
 _HAS_KINDS = "SELECT pg_catalog.to_regclass('leasekit.kind') IS NOT NULL"
+_LAST_RUNS = f"""
+SELECT last.* FROM unnest(%s::bigint[]) AS task(seq), LATERAL (
+    SELECT {", ".join(column.name for column in run.c)} FROM leasekit.run WHERE run.seq = task.seq
+    ORDER BY fence DESC LIMIT %s
+) AS last ORDER BY seq, fence"""  # noqa: S608
 NO_TAGS = "the tables of the database have no room for tags of tasks: run `leasekit migrate`"
 
 
 class PostgresView(SqlView):
     """A consistent snapshot of the database. `View` describes the methods."""
+
+    _of_kinds: bool | None = None  # whether there are tables of kinds; None: not known yet
 
     def counts(self) -> dict[str, dict[str, int]]:
         query = "SELECT kind, status, sum(tasks)::bigint FROM leasekit.task_count GROUP BY 1, 2 HAVING sum(tasks) > 0"
@@ -48,6 +58,12 @@ class PostgresView(SqlView):
 
     def drains(self) -> list[DrainRow]:
         return super().drains() if self._has_kinds() else []
+
+    def last_runs(self, seqs: Collection[int], *, limit: int) -> dict[int, list[Run]]:
+        found = defaultdict[int, list[Run]](list)
+        for one in damage.runs(self.execute(_LAST_RUNS, list(seqs), limit)):  # one statement: each takes a round trip
+            found[one.seq].append(one)
+        return found
 
     def parked_tasks(self, seqs: Collection[int]) -> dict[int, float]:
         return super().parked_tasks(seqs) if self._has_kinds() else {}
@@ -119,7 +135,9 @@ class PostgresView(SqlView):
 
     def _has_kinds(self) -> bool:
         """Return whether the schema has the tables of kinds; without them, `leasekit migrate` is still to be run."""
-        return self.execute(_HAS_KINDS) == [(True,)]
+        if self._of_kinds is None:
+            self._of_kinds = self.execute(_HAS_KINDS) == [(True,)]
+        return self._of_kinds
 
     def free_space(self) -> int:
         raise Refused("PostgreSQL gives space back itself (autovacuum): there is nothing to do")

@@ -125,8 +125,9 @@ class LeaseView(Reads):
     def progress(self, seqs: Collection[int]) -> dict[int, Checkpoint]:
         return {row[0]: Checkpoint(*row[1:]) for row in self._session.rows(PROGRESS, seqs=seqs)}
 
-    def last_runs(self, seq: int, *, limit: int) -> list[Run]:
-        return damage.runs(self._session.rows(LAST_RUNS, seq=seq, most=limit)[::-1])
+    def last_runs(self, seqs: Collection[int], *, limit: int) -> dict[int, list[Run]]:
+        found = {seq: damage.runs(self._session.rows(LAST_RUNS, seq=seq, most=limit)[::-1]) for seq in seqs}
+        return {seq: runs for seq, runs in found.items() if runs}
 
     def free_names(self, *, until: float, limit: int) -> list[int]:
         return [row[0] for row in self._session.rows(FREE_NAMES, now=until, most=limit)]

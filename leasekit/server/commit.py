@@ -42,7 +42,7 @@ logger = logging.getLogger("leasekit.server")
 _fault_logger = logging.getLogger("leasekit.server.writes")
 _fault_logger.addFilter(LogLimit())  # large writes may fail, and small ones succeed, again and again
 
-_COMMIT = 5000  # items in one transaction, at most: a heartbeat may have to wait for so many before it
+_COMMIT = 2500  # items in one transaction, at most: a heartbeat may have to wait for so many before it
 
 _SHARE = 500  # items of a class that was left out, at least one request
 
@@ -68,6 +68,7 @@ class RequestClass:
     capacity: int  # items that may wait in the queue of this class
     is_last: bool = False  # requests are applied after all others of their transaction; Rule 3 does not depend on this
     is_act: bool = False  # the audit log tells of requests with a `Note`: what is applied gives `Counted` answers
+    weight: float = 1.0  # how much of a transaction an item counts
 
 
 @dataclass(slots=True, eq=False)
@@ -277,10 +278,10 @@ class GroupCommit:
         with self._wake:
             while self._is_open and not any(self._queues.values()):
                 self._wake.wait()
-            room = _COMMIT
+            room: float = _COMMIT
             for rank, queue in self._queues.items():
                 taken = self._take_some(rank, room, at_least=0 if jobs else 1)
-                room -= sum(job.work for job in taken)
+                room -= rank.weight * sum(job.work for job in taken)
                 jobs += taken
                 if queue:
                     break
@@ -295,12 +296,12 @@ class GroupCommit:
         self._passed.update(dict.fromkeys(due, 0))
         return [job for rank in due for job in self._take_some(rank, _SHARE, at_least=1)]
 
-    def _take_some(self, rank: RequestClass, room: int, *, at_least: int) -> list[_Job]:
+    def _take_some(self, rank: RequestClass, room: float, *, at_least: int) -> list[_Job]:
         """Take the next requests of a class that have room for so many items, and so many in any case."""
         queue, jobs = self._queues[rank], list[_Job]()
-        while queue and (len(jobs) < at_least or room >= queue.first().work):
+        while queue and (len(jobs) < at_least or room >= rank.weight * queue.first().work):
             jobs.append(self._take(rank))
-            room -= jobs[-1].work
+            room -= rank.weight * jobs[-1].work
         return jobs
 
     def _add(self, job: _Job) -> None:

@@ -85,7 +85,7 @@ def _cancel(turn: UnitOfWork, requests: Sequence[Sequence[frontend.Cancel]]) -> 
     return [together(parts) for parts in _itemwise(frontend.cancel)(turn, requests)]
 
 
-HEARTBEAT = RequestClass("heartbeats", _itemwise(hsc.heartbeat), 100_000)
+HEARTBEAT = RequestClass("heartbeats", _itemwise(hsc.heartbeat), 100_000, weight=0.5)  # a third of a claim, or less
 RELEASE = RequestClass("releases", _itemwise(hsc.results), 100_000)
 RESULTS = RequestClass("results", _itemwise(hsc.results), 50_000)
 REAP = RequestClass("reapings", _each(consumer.look), 10)

@@ -1,6 +1,7 @@
 """Group commit: who shares a transaction, who fails, and who survives."""
 
 import asyncio
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -139,6 +140,14 @@ async def test_a_small_request_does_not_overtake_one_that_outranks_it(
         with anyio.fail_after(60):
             await asyncio.gather(ahead, *asking)
     assert recorder.turns == [["ahead"], ["a1"], ["b1", "c"]]
+
+
+async def test_light_requests_count_less_of_a_transaction(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_COMMIT", 2)
+    recorder.first = dataclasses.replace(recorder.first, weight=0.5)
+    async with recorder.commit() as commit:
+        await recorder.together(commit, "x", "y", "a1", "b1", "c1", "d1", "e1", "f1")
+    assert recorder.turns == [["ahead"], ["a1", "b1", "c1", "d1"], ["e1", "f1", "x"], ["y"]]
 
 
 async def test_no_flood_of_a_class_keeps_out_the_classes_after_it(

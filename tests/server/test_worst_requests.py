@@ -416,8 +416,23 @@ async def test_claims_of_many_kinds_of_one_token_go_before_no_claim_of_another(
     others = [many_kinds(5, "two/5", ["x", "y"]), many_kinds(6, "two/6", ["y", "x"]), many_kinds(7, "one/7", ["0-a"])]
     with bench.engine._store.transaction() as tx:
         turn = UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1))
-        later = claiming._out_of_reach(turn, [*heavy, *others])
-    assert {one.number for one in later} == {1, 2, 3, 4}
+        answers = claiming.claim(turn, [*heavy, *others])
+    assert [number for number, answer in enumerate(answers) if answer.again] == [1, 2, 3, 4]
+
+
+async def test_claims_for_many_tasks_of_one_token_go_before_no_claim_of_another(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_MOST", 5)
+    await bench.schedule(*[{"kind": "many"}] * 50, {"kind": "one"})
+    heavy = [claiming.WaitingClaim(number, "w", f"one/{number}", ["many"], 3, 0.0) for number in range(5)]
+    with bench.engine._store.transaction() as tx:
+        now = bench.engine.clock.peek()
+        turn = UnitOfWork(tx, now=now, instant=now, random=Random(1))
+        answers = claiming.claim(turn, [*heavy, claiming.WaitingClaim(5, "w", "two/5", ["one"], 3, 0.0)])
+    granted = [answer.claimed and len(answer.claimed.tasks) for answer in answers]
+    assert granted == [3, 3, None, None, None, 1]
+    assert [answer.again for answer in answers] == [False, False, True, True, True, False]
 
 
 async def test_claims_whose_callers_have_left_are_looked_at_in_many_turns_too(

@@ -121,11 +121,11 @@ server.long_poll:LongPolls._begin
 + self._of_callers.add("", 1)
 tests/server/test_long_poll.py::test_the_claims_of_one_token_keep_no_other_from_waiting
 
-kinds-of-one-token-first: Claims of one token for many kinds go before those of others that came later.
-server.roles.claims:_out_of_reach
-- _first_kinds(_in_turns(requests))
-+ _first_kinds(requests)
-tests/server/test_worst_requests.py::test_claims_of_many_kinds_of_one_token_go_before_no_claim_of_another
+claims-of-one-token-first: Claims of one token go before those of others that came later.
+server.roles.claims:claim
+- _in_turns(sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number))
++ sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number)
+tests/server/test_worst_requests.py::test_claims_for_many_tasks_of_one_token_go_before_no_claim_of_another
 
 kinds-of-nobody: The kinds that claims wait for are counted for all tokens together.
 server.long_poll:LongPolls._begin

@@ -24,7 +24,7 @@ from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task, Ticket
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
-_MOST = 5000  # tasks that are granted in one transaction, which heartbeats may have to wait for
+_MOST = 2000  # tasks that are granted in one transaction, which heartbeats may have to wait for
 _ANSWER = 8 * 1024 * 1024
 """Bytes of users' values in one answer, about: many big tasks must not exhaust the memory of the server or a client.
 
@@ -46,7 +46,7 @@ _WITHOUT_CONTENT = Content(payload=b"null", collection=None, traceparent=None, p
 class WaitingClaim:
     """A claim whose caller waits for an answer."""
 
-    number: int  # the position in order of arrival, in which claims are served
+    number: int  # the position in order of arrival, in which claims of one caller are served
     worker: str
     claim_id: str
     kinds: Sequence[str]
@@ -73,15 +73,16 @@ _LOCKED = 0.25  # seconds until tasks that another node has locked are looked at
 
 
 def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
-    """Grant due tasks to claims in order of arrival: the most urgent first, of these each kind its share.
+    """Grant due tasks to claims: the most urgent first, of these each kind its share.
 
+    Claims are served in order of arrival, but callers take turns: one with many claims holds up no other by them.
     Where tasks have keys, those of one kind and priority are granted one of each key in turn.
 
     Tasks that are left, and the times when the next ones are due, are noted as ready, for the claims that are parked.
     """
     answers = _repeated(turn, [item for item in requests if (item.is_new or turn.is_repeated) and not item.is_gone])
     answers.update(_ended(turn, [item for item in requests if not (item.limit or item.is_gone or id(item) in answers)]))
-    waiting = sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number)
+    waiting = _in_turns(sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number))
     later = _out_of_reach(turn, [item for item in waiting if not item.tickets])
     answers.update((id(item), Answer(again=True)) for item in later)
     waiting = [item for item in waiting if item not in later] if later else waiting
@@ -107,16 +108,16 @@ def _out_of_reach(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> set[Wai
     """Return the claims that are left to a later transaction: this one has many kinds, or routes, to look at.
 
     The others look at `_KINDS` kinds and `_ROUTES` routes together at most; a claim that adds none is always among
-    them, and so is the first one of all. Callers take turns.
+    them, and so is the first one of all.
     """
     later: set[WaitingClaim] = set()
     kinds = {kind for request in requests for kind in request.kinds}
     if len(kinds) > _KINDS:
-        kinds, later = _first_kinds(_in_turns(requests))
+        kinds, later = _first_kinds(requests)
     near = [request for request in requests if request not in later] if later else requests
     if len(near) > 1 and sum(len(request.kinds) for request in near) * MOST > _ROUTES:
         routes = Counter(map(kind_of, turn.tx.routes(kinds)))
-        later |= _beyond_routes(_in_turns(near), routes)
+        later |= _beyond_routes(near, routes)
     return later
 
 

@@ -23,6 +23,7 @@ from leasekit.wire import MAX_BATCH
 CONNECTIONS = 240
 SECONDS = 6.0  # for which each flood lasts
 _SCOPES = {"flooder": ["submit", "work", "read", "operate"], "honest": ["submit", "work", "read"]}
+_GIVEN_UP = 0  # in place of a status
 _PAGES = ("", "tasks?kind=honest", "kind?kind=honest")  # of the console
 
 
@@ -33,6 +34,8 @@ class Request(NamedTuple):
     body: bytes = b""
     method: str = "POST"
     cookie: str = ""
+    patience: float = 120.0
+    """Seconds for the answer. A search ends when its client has gone."""
 
 
 Send = Callable[..., Any]
@@ -83,7 +86,7 @@ def _flood(world: World, store: str) -> None:
         slowest = max(seconds["heartbeats"])
         assert slowest < SLOWEST, f"{name}: a heartbeat took {slowest:.1f} s"
         assert max(usual.values()) < SLOWEST, f"{name}: of 10 requests of another token, one took so long: {told}"
-        assert statuses.keys() <= {200, 303, 409, 422, 429}, f"{name}: {statuses}"
+        assert statuses.keys() <= {_GIVEN_UP, 200, 303, 409, 422, 429}, f"{name}: {statuses}"
         world.fault("load", target=name)
     assert peak(server) < MEGABYTES
     assert server.stop() == 0
@@ -107,17 +110,23 @@ def _tokens(port: int) -> dict[str, str]:
 
 
 def _send(port: int, token: str, requests: Sequence[Request], statuses: "Counter[int]", over: Event) -> None:
-    """Send these requests again and again on one connection."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+    """Send these requests again and again on one connection, from an address that nobody else has."""
+    flooder = ("127.0.0.2", 0)
+    with closing(HTTPConnection("127.0.0.1", port, timeout=requests[0].patience, source_address=flooder)) as connection:
         while True:
-            for path, body, method, cookie in requests:
+            for path, body, method, cookie, _ in requests:
                 if over.is_set():
                     return
                 connection.request(method, path, body or None, {"cookie": cookie} if cookie else headers(token))
-                answer = connection.getresponse()
-                answer.read()
-                statuses[answer.status] += 1
-                over.wait(0.1 if answer.status == 429 else 0)
+                try:
+                    answer = connection.getresponse()
+                    answer.read()
+                except TimeoutError:
+                    statuses[_GIVEN_UP] += 1
+                    connection.close()  # the next request opens it again
+                else:
+                    statuses[answer.status] += 1
+                    over.wait(0.1 if answer.status == 429 else 0)
 
 
 def _beat(port: int, token: str, beat: bytes, seconds: list[float], over: Event) -> None:
@@ -217,14 +226,14 @@ def _tasks(_: Send) -> Sequence[Request]:
 def _searches(_: Send) -> Sequence[Request]:
     """Search all tasks, also those of other floods, for errors that none of them had."""
     filters = ("error=none", "error_type=None", "tag=none", "worker=none", "error=none&newest=true")
-    return [Request(f"/v1/tasks?{each}", method="GET") for each in filters]
+    return [Request(f"/v1/tasks?{each}", method="GET", patience=SECONDS) for each in filters]
 
 
 def _dry_runs(_: Send) -> Sequence[Request]:
     return [
-        Request("/v1/tasks/cancel-matching", encoded(kind="flood", dry_run=True)),
-        Request("/v1/tasks/cancel-matching", encoded(error="none", dry_run=True)),
-        Request("/v1/tasks/purge", encoded(older_than=60, dry_run=True)),
+        Request("/v1/tasks/cancel-matching", encoded(kind="flood", dry_run=True), patience=SECONDS),
+        Request("/v1/tasks/cancel-matching", encoded(error="none", dry_run=True), patience=SECONDS),
+        Request("/v1/tasks/purge", encoded(older_than=60, dry_run=True), patience=SECONDS),
     ]
 
 

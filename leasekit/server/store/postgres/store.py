@@ -40,8 +40,9 @@ _DEFAULTS = {
 _FIXED = {"client_encoding": "UTF8"}  # with another, texts would be read as bytes, or could not be written
 # All settings are of the transaction, because a pooler may give each transaction another session.
 # Each statement finds its rows by an index. A plan that was made while the tables were small, or that trusts old
-# statistics, would scan them. So the plan for any values serves as well as one for these, and is made once.
-_PLANS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+# statistics, would scan them. So the plan for any values serves as well as one for these, and is made once. A bitmap
+# scan finds all rows before the first, and reads what is dead again each time, where an index scan marks it.
+_PLANS = {"enable_seqscan": "off", "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 _SETTINGS = {
     # Else a function that another role has made in a schema of the path may be called in place of PostgreSQL's own.
     "search_path": "pg_catalog",

@@ -62,21 +62,26 @@ QUEUED = Statement(
     .with_for_update(of=trigger, skip_locked=True, key_share=True)
 )
 _RIVAL = share.alias()
+_IDLE_LANE = select(share.c.kind, share.c.priority).where(is_idle()).distinct().subquery()
+_OF_LANE = (
+    select(
+        _IDLE_LANE,
+        select(func.min(_RIVAL.c.taken))
+        .where(_RIVAL.c.kind == _IDLE_LANE.c.kind, _RIVAL.c.priority == _IDLE_LANE.c.priority, _RIVAL.c.active)
+        .scalar_subquery()
+        .label("least"),
+    )
+    .cte("lane")
+    .prefix_with("MATERIALIZED", dialect="postgresql")
+)
+"""What the keys of a lane have taken at least: looked up once, as PostgreSQL passes all that this transaction wrote."""
 _FORGOTTEN = (
     select(*share.primary_key)
-    .where(
-        is_idle(),
-        share.c.taken
-        <= func.coalesce(
-            select(func.min(_RIVAL.c.taken))
-            .where(_RIVAL.c.kind == share.c.kind, _RIVAL.c.priority == share.c.priority, _RIVAL.c.active)
-            .scalar_subquery(),
-            share.c.taken,
-        ),
-    )
+    .join_from(_OF_LANE, share, sa.and_(*(share.c[name] == _OF_LANE.c[name] for name in ("kind", "priority"))))
+    .where(is_idle(), share.c.taken <= func.coalesce(_OF_LANE.c.least, share.c.taken))
     .order_by(share.c.kind, share.c.priority, share.c.taken)  # so that the index of idle keys is read
     .limit(MOST)
-    .with_for_update(skip_locked=True)
+    .with_for_update(of=share, skip_locked=True)
 )
 FORGET_SHARES = Statement(sa.delete(share).where(tuple_(*share.primary_key).in_(_FORGOTTEN)))
 """Delete keys without tasks that owe nothing, or compete with no other key."""

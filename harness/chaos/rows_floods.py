@@ -110,7 +110,7 @@ def _tokens(port: int) -> dict[str, str]:
 
 
 def _send(port: int, token: str, requests: Sequence[Request], statuses: "Counter[int]", over: Event) -> None:
-    """Send requests again and again on one connection, from an address that nobody else has."""
+    """Send requests again and again on one connection, from an address of their own."""
     flooder = ("127.0.0.2", 0)
     with closing(HTTPConnection("127.0.0.1", port, timeout=requests[0].patience, source_address=flooder)) as connection:
         while True:

@@ -80,6 +80,23 @@ _LOCK_SHARES = """
 INSERT INTO leasekit.share AS old (kind, priority, key, taken, active)
 SELECT new.*, 0, false FROM unnest(%s::text[], %s::int[], %s::text[]) AS new(kind, priority, key) ORDER BY 1, 2, 3
 ON CONFLICT (kind, priority, key) DO UPDATE SET taken = old.taken WHERE false"""
+# The least share of the others is looked up once for each lane, not for each idle key: until the commit, PostgreSQL
+# passes all that this transaction has changed. And a lane finds its own keys by an index: there may be many of both.
+_FORGET_SHARES = """
+WITH lane AS MATERIALIZED (
+    SELECT kind, priority, (
+        SELECT min(taken) FROM leasekit.share AS one
+        WHERE one.kind = idle.kind AND one.priority = idle.priority AND one.active
+    ) AS least FROM (SELECT DISTINCT kind, priority FROM leasekit.share WHERE due_at IS NULL) AS idle
+)
+DELETE FROM leasekit.share WHERE (kind, priority, key) IN (
+    SELECT owes_nothing.* FROM lane, LATERAL (
+        SELECT kind, priority, key FROM leasekit.share AS one
+        WHERE one.kind = lane.kind AND one.priority = lane.priority AND one.due_at IS NULL
+            AND one.taken <= coalesce(lane.least, one.taken)
+        ORDER BY one.taken LIMIT %s FOR UPDATE SKIP LOCKED
+    ) AS owes_nothing LIMIT %s
+)"""
 # A statement of its own, so that it sees what other writers have queued before they gave up the lock.
 _CHANGE_SHARES = """
 UPDATE leasekit.share AS old SET due_at = new.due_at,
@@ -333,6 +350,9 @@ class PostgresTx(SqlTx, PostgresView):
         values = list(map(array, zip(*(change[1:] for change in changes), strict=True)))
         self._connection.execute(_LOCK_SHARES, places)
         self._connection.execute(_CHANGE_SHARES, (*places, *values))
+
+    def _forget_shares(self, limit: int) -> None:
+        self._connection.execute(_FORGET_SHARES, (limit, limit), prepare=True)
 
     def has_chains(self) -> bool:
         return self._reading.kind_change is not None

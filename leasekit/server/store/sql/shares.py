@@ -62,26 +62,21 @@ QUEUED = Statement(
     .with_for_update(of=trigger, skip_locked=True, key_share=True)
 )
 _RIVAL = share.alias()
-_IDLE_LANE = select(share.c.kind, share.c.priority).where(is_idle()).distinct().subquery()
-_OF_LANE = (
-    select(
-        _IDLE_LANE,
-        select(func.min(_RIVAL.c.taken))
-        .where(_RIVAL.c.kind == _IDLE_LANE.c.kind, _RIVAL.c.priority == _IDLE_LANE.c.priority, _RIVAL.c.active)
-        .scalar_subquery()
-        .label("least"),
-    )
-    .cte("lane")
-    .prefix_with("MATERIALIZED", dialect="postgresql")
-)
-"""What the keys of a lane have taken at least: looked up once, as PostgreSQL passes all that this transaction wrote."""
 _FORGOTTEN = (
     select(*share.primary_key)
-    .join_from(_OF_LANE, share, sa.and_(*(share.c[name] == _OF_LANE.c[name] for name in ("kind", "priority"))))
-    .where(is_idle(), share.c.taken <= func.coalesce(_OF_LANE.c.least, share.c.taken))
+    .where(
+        is_idle(),
+        share.c.taken
+        <= func.coalesce(
+            select(func.min(_RIVAL.c.taken))
+            .where(_RIVAL.c.kind == share.c.kind, _RIVAL.c.priority == share.c.priority, _RIVAL.c.active)
+            .scalar_subquery(),
+            share.c.taken,
+        ),
+    )
     .order_by(share.c.kind, share.c.priority, share.c.taken)  # so that the index of idle keys is read
     .limit(MOST)
-    .with_for_update(of=share, skip_locked=True)
+    .with_for_update(skip_locked=True)
 )
 FORGET_SHARES = Statement(sa.delete(share).where(tuple_(*share.primary_key).in_(_FORGOTTEN)))
 """Delete keys without tasks that owe nothing, or compete with no other key."""
@@ -272,11 +267,14 @@ class ShareTx(LaneTx, ShareView):
     def tend_shares(self, *, limit: int) -> None:
         if not self._has_keys:
             return
-        self._session.run(FORGET_SHARES, most=limit)
+        self._forget_shares(limit)
         page = {"after": self._walk.after, "most": limit}
         lost = self._session.rows(LOST, **page)
         self._keyed.forget({row[0]: Place(*row[1:4]) for row in lost}, {row[0] for row in lost if row[4]})
         self._walk.after = self._session.rows(END_OF_PAGE, **page)[0][0] or 0
+
+    def _forget_shares(self, limit: int) -> None:
+        self._session.run(FORGET_SHARES, most=limit)
 
     def begin_starts(self, kinds: Collection[str]) -> Collection[str]:
         return kinds

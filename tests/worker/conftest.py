@@ -110,6 +110,12 @@ def at_work(request: pytest.FixtureRequest) -> AtWork:
     return at_work
 
 
+def waits_for_a_task(faulty: Faulty) -> bool:
+    """Whether a claim is under way that waits for a task: a stop before it is sent would have no claim to end."""
+    claims = [call for call in list(faulty.log) if call.kind == "claim"]
+    return bool(claims) and not claims[-1].is_over and claims[-1].options["wait"] > 0
+
+
 def gives_back(faulty: Faulty) -> bool:
     """Whether the last call for tasks ended the claim before it, to give back what that may have got."""
     claims = [call.options for call in list(faulty.log) if call.kind == "claim"]

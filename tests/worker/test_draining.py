@@ -12,7 +12,7 @@ from leasekit import ConfigError, Draining, Lease, Worker
 from leasekit.hooks import Event, Renewed
 from leasekit.testing.faults import Faulty
 from tests.waiting import eventually
-from tests.worker.conftest import AtWork, Submitter, gives_back
+from tests.worker.conftest import AtWork, Submitter, gives_back, waits_for_a_task
 
 
 def test_an_async_body_is_cancelled_and_its_task_released_with_its_progress(
@@ -154,7 +154,7 @@ def test_bodies_that_end_within_the_grace_are_told_nothing(
     with at_work(worker):
         task_id = submitter.schedule("k")
         assert begun.wait(60)
-        eventually(lambda: faulty.calls["claim"] >= 2)
+        eventually(lambda: waits_for_a_task(faulty))
         worker.stop()
         eventually(lambda: gives_back(faulty), "the end of the last claim")  # the stop has come through
         finish.set()
@@ -205,7 +205,7 @@ def test_orders_arrive_while_it_drains(faulty: Faulty, submitter: Submitter, at_
     with at_work(worker):
         task_id = submitter.schedule("k", claim_timeout=10, heartbeat_timeout=10)
         assert begun.wait(60)
-        eventually(lambda: faulty.calls["claim"] >= 2)
+        eventually(lambda: waits_for_a_task(faulty))
         worker.stop()
         eventually(lambda: gives_back(faulty), "the end of the last claim")  # the stop has come through
         submitter.client.cancel(task_id)

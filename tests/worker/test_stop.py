@@ -15,7 +15,7 @@ from leasekit.hooks import Event, Renewed
 from leasekit.testing import faults
 from leasekit.testing.faults import Faulty, Gate
 from tests.waiting import eventually
-from tests.worker.conftest import AtWork, Submitter, gives_back
+from tests.worker.conftest import AtWork, Submitter, gives_back, waits_for_a_task
 
 
 def outcomes(faulty: Faulty) -> list[str]:
@@ -78,7 +78,7 @@ def test_it_makes_no_new_claim(faulty: Faulty, submitter: Submitter, at_work: At
     with at_work(worker):
         first = submitter.schedule("k")
         assert started.wait(60)
-        eventually(lambda: faulty.calls["claim"] >= 2)
+        eventually(lambda: waits_for_a_task(faulty))
         worker.stop()
         eventually(lambda: gives_back(faulty), "the end of the last claim")
         another = submitter.schedule("k")

@@ -379,8 +379,10 @@ async def test_claims_of_many_routes_of_one_token_go_before_no_claim_of_another(
     assert {one.number for one in later} == {1, 2, 3, 4, 5}
 
 
-def many_kinds(number: int, claim_id: str, kinds: Sequence[str], *, is_gone: bool = False) -> claiming.WaitingClaim:
-    return claiming.WaitingClaim(number, "w", claim_id, kinds, 1, 0.0, is_gone=is_gone)
+def many_kinds(
+    number: int, claim_id: str, kinds: Sequence[str], *, is_new: bool = True, is_gone: bool = False
+) -> claiming.WaitingClaim:
+    return claiming.WaitingClaim(number, "w", claim_id, kinds, 1, 0.0, is_new=is_new, is_gone=is_gone)
 
 
 async def test_claims_of_many_kinds_share_no_transaction(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,11 +441,23 @@ async def test_claims_whose_callers_have_left_are_looked_at_in_many_turns_too(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claiming, "_KINDS", 5)
-    gone = [many_kinds(number, f"one/{number}", [f"{number}-a", f"{number}-b"], is_gone=True) for number in range(5)]
+    kinds = [[f"{number}-a", f"{number}-b"] for number in range(5)]
+    gone = [many_kinds(number, f"one/{number}", of, is_gone=True, is_new=False) for number, of in enumerate(kinds)]
     with bench.engine._store.transaction() as tx:
         turn = UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1))
         answers = claiming.claim(turn, gone)
     assert [answer.again for answer in answers] == [False, False, True, True, True]
+
+
+async def test_claims_whose_callers_have_left_before_they_were_tried_are_not_looked_at(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_KINDS", 1)
+    gone = [many_kinds(number, f"one/{number}", [f"{number}-a", f"{number}-b"], is_gone=True) for number in range(5)]
+    with bench.engine._store.transaction() as tx:
+        turn = UnitOfWork(tx, now=1.0, instant=1.0, random=Random(1))
+        answers = claiming.claim(turn, [*gone, many_kinds(5, "one/5", ["x"])])
+    assert not any(answer.again for answer in answers)
 
 
 async def test_claims_of_kinds_without_tasks_read_nothing_of_them(bench: Bench) -> None:

@@ -140,6 +140,12 @@ server.roles.claims:claim
 + _out_of_reach(turn, [item for item in waiting if not (item.tickets or item.is_gone)])
 tests/server/test_worst_requests.py::test_claims_whose_callers_have_left_are_looked_at_in_many_turns_too
 
+left-claims-are-tried: Claims whose callers have left before they were tried keep others out of a transaction.
+server.roles.claims:WaitingClaim.needs_nothing
+- self.is_gone and self.is_new
++ False
+tests/server/test_worst_requests.py::test_claims_whose_callers_have_left_before_they_were_tried_are_not_looked_at
+
 left-claims-keep-their-wake: A claim whose caller has left before its turn came keeps the wake of a task.
 server.long_poll:LongPolls._after_attempt
 - if answer.again:

@@ -58,6 +58,11 @@ class WaitingClaim:
     labels: frozenset[str] = NO_LABELS  # of the worker, as in a route
     since: float | None = None  # when the worker's process started, by the store's time; None: it has not said
 
+    @property
+    def needs_nothing(self) -> bool:
+        """Whether nobody waits for the answer, and no task has woken this claim in place of another."""
+        return self.is_gone and self.is_new
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -82,7 +87,8 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     """
     answers = _repeated(turn, [item for item in requests if (item.is_new or turn.is_repeated) and not item.is_gone])
     answers.update(_ended(turn, [item for item in requests if not (item.limit or item.is_gone or id(item) in answers)]))
-    waiting = _in_turns(sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number))
+    left = [item for item in requests if id(item) not in answers and not item.needs_nothing]
+    waiting = _in_turns(sorted(left, key=lambda item: item.number))
     later = _out_of_reach(turn, [item for item in waiting if not item.tickets])
     answers.update((id(item), Answer(again=True)) for item in later)
     waiting = [item for item in waiting if item not in later] if later else waiting

@@ -1,5 +1,6 @@
 """Rows about floods: clients of one access token send what is dear or refused, and others have tokens of their own."""
 
+import itertools
 import json
 import secrets
 import statistics
@@ -18,10 +19,11 @@ from harness.chaos.calls import MEGABYTES, SLOWEST, call, claim, encoded, header
 from harness.chaos.scenarios import scenario
 from harness.chaos.world import World
 from leasekit.tokens import digest_of, new_secret
-from leasekit.wire import MAX_BATCH
+from leasekit.wire import MAX_BATCH, MAX_KINDS
 
 CONNECTIONS = 240
 SECONDS = 6.0  # for which each flood lasts
+_KEYS = 20_000  # that tasks of a flood have
 _SCOPES = {"flooder": ["submit", "work", "read", "operate"], "honest": ["submit", "work", "read"]}
 _GIVEN_UP = 0  # in place of a status
 _PAGES = ("", "tasks?kind=honest", "kind?kind=honest")  # of the console
@@ -31,11 +33,13 @@ class Request(NamedTuple):
     """A request of the flooder. With a `cookie`, it comes from a browser, without the access token."""
 
     path: str
-    body: bytes = b""
+    body: bytes | Callable[[], bytes] = b""
     method: str = "POST"
     cookie: str = ""
     patience: float = 120.0
-    """Seconds for the answer. A search ends when its client has gone."""
+    """Seconds for the answer. A search, or a claim, ends when its client has gone."""
+    then: "Callable[[Any], Request | None] | None" = None
+    """Makes, of the answer, a request that follows it."""
 
 
 Send = Callable[..., Any]
@@ -113,20 +117,24 @@ def _send(port: int, token: str, requests: Sequence[Request], statuses: "Counter
     """Send requests again and again on one connection, from an address of their own."""
     flooder = ("127.0.0.2", 0)
     with closing(HTTPConnection("127.0.0.1", port, timeout=requests[0].patience, source_address=flooder)) as connection:
-        while True:
-            for path, body, method, cookie, _ in requests:
+        for first in itertools.cycle(requests):
+            request: Request | None = first
+            while request is not None:
                 if over.is_set():
                     return
-                connection.request(method, path, body or None, {"cookie": cookie} if cookie else headers(token))
+                body = request.body if isinstance(request.body, bytes) else request.body()
+                sent = {"cookie": request.cookie} if request.cookie else headers(token)
+                connection.request(request.method, request.path, body or None, sent)
                 try:
                     answer = connection.getresponse()
-                    answer.read()
+                    raw = answer.read()
                 except TimeoutError:
                     statuses[_GIVEN_UP] += 1
                     connection.close()  # the next request opens it again
-                else:
-                    statuses[answer.status] += 1
-                    over.wait(0.1 if answer.status == 429 else 0)
+                    break
+                statuses[answer.status] += 1
+                over.wait(0.1 if answer.status == 429 else 0)
+                request = request.then(json.loads(raw)) if request.then and answer.status == 200 else None
 
 
 def _beat(port: int, token: str, beat: bytes, seconds: list[float], over: Event) -> None:
@@ -219,6 +227,35 @@ def _claims(_: Send) -> Sequence[Request]:
     ]
 
 
+def _claims_given_back(send: Send) -> Sequence[Request]:
+    """Each claim is for as many tasks as one may have, each of another key, and gives them back."""
+    for at in range(0, _KEYS, MAX_BATCH):
+        send("/v1/tasks", tasks=[{"kind": "keyed", "key": f"k{n}"} for n in range(at, at + MAX_BATCH)])
+
+    def given_back(claimed: Any) -> Request | None:
+        results = [{"id": task["id"], "token": task["token"], "outcome": "release"} for task in claimed["tasks"]]
+        return Request("/v1/results", encoded(worker="w", results=results)) if results else None
+
+    return [Request("/v1/claims", lambda: _new_claim(["keyed"]), then=given_back)]
+
+
+def _claims_cut(_: Send) -> Sequence[Request]:
+    """Each claim is for kinds that were never seen, and its client leaves at once."""
+
+    def new() -> bytes:
+        return _new_claim([str(uuid.uuid4()) for _ in range(MAX_KINDS)], wait=60)
+
+    return [Request("/v1/claims", new, patience=0.05)]
+
+
+def _new_claim(kinds: Sequence[str], *, wait: float = 0) -> bytes:
+    return encoded(worker="w", claim_id=str(uuid.uuid4()), limit=MAX_BATCH, wait=wait, kinds=kinds)
+
+
+def _lists(_: Send) -> Sequence[Request]:
+    return [Request(f"/v1/tasks?limit={MAX_BATCH}", method="GET", patience=SECONDS)]
+
+
 def _tasks(_: Send) -> Sequence[Request]:
     return [Request("/v1/tasks", encoded(tasks=[{"kind": "flood"}] * 100))]
 
@@ -250,7 +287,10 @@ _REQUESTS: dict[str, Callable[[Send], Sequence[Request]]] = {
     "circles": _circles,
     "labels": _labels,
     "claims": _claims,
+    "claims given back": _claims_given_back,
+    "claims that are cut": _claims_cut,
     "tasks": _tasks,
+    "lists": _lists,
     "searches": _searches,
     "dry runs": _dry_runs,
     "made-up cookies": _made_up,

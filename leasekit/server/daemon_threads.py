@@ -79,3 +79,4 @@ def _run_all(calls: _Calls) -> None:
             stack.enter_context(LogThread())
         while (run := calls.get()) is not None:
             run()
+            del run  # or the last call, and its answer, would stay until the next comes

@@ -140,8 +140,8 @@ server.http.protocol:BoundedProtocol._count
 tests/server/http/test_http_connections.py::test_the_heads_on_their_way_have_a_room_together[sqlite]
 
 bodies-decoded-together: Bodies that arrive together are decoded together, and all else waits.
-server.http.request:ApiRequest._decode
-- await self.parts.bodies.turn(len(body))
+server.http.bodies:Bodies.decoded
+- await self.turn(size)
 + pass
 tests/server/http/test_http_connections.py::test_a_body_that_has_arrived_waits_for_its_turn_and_a_tiny_one_does_not[sqlite]
 
@@ -150,6 +150,18 @@ server.http.bodies:Bodies._wake
 - room > 0
 + True
 tests/server/http/test_bodies.py::test_the_event_loop_sees_to_everything_else_between_bodies
+
+no-rest-after-bodies: Bodies that are dear to decode keep the interpreter lock from all else.
+server.http.bodies:Bodies._end
+- _REST * sum(taken)
++ 0
+tests/server/http/test_bodies.py::test_after_a_long_body_the_thread_rests_for_as_long_as_it_has_taken
+
+long-bodies-together: Long bodies of one caller go before those of others.
+server.http.bodies:Bodies._begin
+- self._is_busy or not self._long
++ not self._long
+tests/server/http/test_bodies.py::test_callers_take_turns_with_long_bodies_too
 
 turn-of-who-left: A body whose request was given up holds up all others.
 server.http.bodies:Bodies._wake

@@ -21,7 +21,6 @@ from starlette.types import Message, Receive, Scope
 from leasekit._lifecycle.validation import read
 from leasekit.server.access import Access, KindPatterns
 from leasekit.server.commit import resolve
-from leasekit.server.daemon_threads import DaemonThreads
 from leasekit.server.engine import Engine
 from leasekit.server.fair_bound import CALLER
 from leasekit.server.http.auth import Authenticator
@@ -37,9 +36,6 @@ from leasekit.wire import MAX_BODY
 
 _T = TypeVar("_T")
 
-_LONG = 64 * 1024  # bytes; longer bodies are decoded outside of the event loop
-# One thread for all bodies: decoding holds the interpreter lock, and the event loop runs between values.
-_long_bodies = DaemonThreads(1, name="leasekit-bodies")
 _CLOSE = {"connection": "close"}  # the rest of the body is under way, and will not be read
 
 
@@ -182,11 +178,8 @@ class ApiRequest(Request):
     async def _decode(self, type_: type[Struct]) -> Any:
         with self.parts.bodies.arriving() as count:
             body = await self._read(count)
-            await self.parts.bodies.turn(len(body))
             try:
-                if len(body) <= _LONG:
-                    return read(body, type_)
-                return await asyncio.get_running_loop().run_in_executor(_long_bodies, read, body, type_)
+                return await self.parts.bodies.decoded(len(body), functools.partial(read, body, type_))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise Malformed(f"the body is not JSON: {error}") from None
             except RecursionError:

@@ -67,11 +67,11 @@ server.commit:GroupCommit._put_back
 + _MOST
 tests/server/test_commit.py::test_what_failed_counts_in_its_callers_turn_by_the_time_that_it_took[memory-0.0-250]
 
-errors-in-long-steps: A step of a search looks at the errors of as many tasks as a page has.
+long-steps: A step of a search looks at as many tasks as a page has.
 server.roles.selection:number_to_read
-- wanted.error is not None or wanted.error_type is not None
-+ False
-tests/server/roles/test_listing.py::test_errors_are_looked_for_in_small_steps_and_in_tasks_that_have_run[memory]
+- min(room + 1, _SCAN) if accept is any_kind and not wanted.needs_a_look else _SCAN
++ room + 1
+tests/server/roles/test_listing.py::test_a_step_reads_few_tasks_however_many_its_page_has_room_for[wanted1]
 
 dry-runs-go-on: A dry run counts on when its client has gone.
 server.http.routes:_acted

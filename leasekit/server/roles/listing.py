@@ -16,7 +16,6 @@ from leasekit.server.store import Filter, Trigger, View
 from leasekit.task import Page, TaskInfo, TaskSelection
 
 _BYTES = 4 * 1024 * 1024  # of values in one page
-_ROWS = 250  # that are read in one turn
 
 
 class Listing:
@@ -47,7 +46,7 @@ class Listing:
         if stretch is None:
             return Page(tasks=self._tasks, cursor=None)
         room = self._limit - len(self._tasks)
-        most = min(number_to_read(room, self._selection, self._accept), _ROWS)
+        most = number_to_read(room, self._selection, self._accept)
         rows = view.page(self._wanted, after=self._after, limit=most, **stretch._asdict())
         found = matching(view, [row for row in rows if self._accept(row)], self._selection)
         infos = infos_of(view, found[:room], history=False, now=now, gained=gained)

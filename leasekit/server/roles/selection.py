@@ -27,10 +27,8 @@ AFTER_ALL = 10**18
 
 _TAGGED = 2_000  # tasks with a tag, of a worker or of a chain, that are looked at in one step
 _STEPS = 50  # steps after which a search ends its page, however few tasks it has found
-_STEP = 10  # tasks whose values are loaded at once
-# Tasks that a step looks at, at least, if few of them may match: a small page costs no more steps. If errors are looked
-# at, it is no more than these either: the error of each task is a read by itself.
-_SCAN = 250
+_STEP = 10  # tasks whose errors are loaded at once
+_SCAN = 250  # tasks that one step reads, at most, and if some of them may not match: a small page costs no more steps
 _FIELDS = frozenset(field.name for field in fields(TaskSelection))
 
 
@@ -96,29 +94,26 @@ def any_kind(row: Trigger) -> bool:
 def number_to_read(room: int, wanted: TaskSelection, accept: Callable[[Trigger], bool]) -> int:
     """Return how many tasks a step reads for a page that has room for so many, and one more to know of the next page.
 
-    They are more where not all of them match.
+    A step of thousands holds the interpreter lock for too long: other reads take turns with steps.
     """
-    if wanted.error is not None or wanted.error_type is not None:
-        return _SCAN
-    return room + 1 if accept is any_kind and not wanted.needs_a_look else max(room + 1, _SCAN)
+    return min(room + 1, _SCAN) if accept is any_kind and not wanted.needs_a_look else _SCAN
 
 
 def matching(view: View, rows: Sequence[Trigger], wanted: TaskSelection) -> list[Trigger]:
     """Return those of these tasks, which a store has filtered, that match the rest of the selection too."""
     if not wanted.needs_a_look:
         return list(rows)
+    keys = view.keys([row.seq for row in rows]) if wanted.key is not None else {}
+    has_time = wanted.since is not None or wanted.until is not None
+    begun = view.creation_times([row.seq for row in rows if row.ended_at is None]) if has_time else {}
+    has_error = wanted.error is not None or wanted.error_type is not None
     found: list[Trigger] = []
     for start in range(0, len(rows), _STEP):
         step = rows[start : start + _STEP]
-        seqs = [row.seq for row in step]
-        keys = view.keys(seqs) if wanted.key is not None else {}
-        waits = wanted.since is not None or wanted.until is not None
-        begun = view.entities([row.seq for row in step if waits and row.ended_at is None])
-        has_error = wanted.error is not None or wanted.error_type is not None
         # The others have had none.
         runs = view.last_runs([row.seq for row in step if row.fence], limit=2) if has_error else {}
         for row in step:
-            at = row.ended_at if row.ended_at is not None or row.seq not in begun else begun[row.seq].created_at
+            at = row.ended_at if row.ended_at is not None else begun.get(row.seq)
             if wanted.matches(_looked_at(row, last_run(runs.get(row.seq, ())), key=keys.get(row.seq), at=at)):
                 found.append(row)
     return found

@@ -226,6 +226,10 @@ class View(Protocol):
         """Return when these tasks were to be due, as they were scheduled."""
         ...
 
+    def creation_times(self, seqs: Collection[int]) -> dict[int, float]:
+        """Return when these tasks were scheduled."""
+        ...
+
     def minutes(self, *, since: int, kind: str | None = None) -> list[MinuteRow]:
         """Return what happened in each minute from `since` on, to tasks of this kind, or (None) of all kinds."""
         ...

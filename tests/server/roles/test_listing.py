@@ -1,11 +1,12 @@
 """Listings that an index answers, however many tasks there are."""
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from leasekit.server.roles import listing, selection
+from leasekit.server.roles import selection
 from leasekit.server.roles.selection import Search, any_kind, number_to_read
 from leasekit.server.store import Filter, Run, View
 from leasekit.task import TaskSelection
@@ -42,7 +43,7 @@ async def test_the_tasks_of_a_worker_are_listed_in_pages_without_a_look_at_other
 @pytest.mark.parametrize("newest", [False, True])
 async def test_a_big_page_is_read_in_several_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch, newest: bool) -> None:
     """A page of a thousand tasks keeps a thread of the readers busy for a while: other callers come in between."""
-    monkeypatch.setattr(listing, "_ROWS", 3)
+    monkeypatch.setattr(selection, "_SCAN", 3)
     ids = sorted(f"t{number:02}" for number in range(20))
     await bench.put(*ids)
     found, cursor, turns = list[str](), None, list[Any]()
@@ -69,8 +70,10 @@ class Asked:
 
     def __init__(self, view: View) -> None:
         self.view, self.of = view, list[int]()
+        self.asked = list[str]()
 
     def __getattr__(self, name: str) -> Any:
+        self.asked.append(name)
         return getattr(self.view, name)
 
     def last_runs(self, seqs: Collection[int], *, limit: int) -> dict[int, list[Run]]:
@@ -89,4 +92,21 @@ async def test_errors_are_looked_for_in_small_steps_and_in_tasks_that_have_run(b
         return [row.id for row in found.rows], len(asked.of)
 
     assert await bench.engine._readers.read(look) == (["failed"], 1)
-    assert number_to_read(5000, TaskSelection(error="one"), any_kind) == selection._SCAN
+
+
+@pytest.mark.parametrize("wanted", [{}, {"key": "one"}, {"error": "one"}])
+def test_a_step_reads_few_tasks_however_many_its_page_has_room_for(wanted: dict[str, Any]) -> None:
+    assert number_to_read(5000, TaskSelection(**wanted), any_kind) == selection._SCAN
+
+
+@pytest.mark.parametrize("wanted", [{"key": "one"}, {"since": datetime(1970, 1, 1, tzinfo=UTC)}])
+async def test_keys_and_times_of_a_step_are_read_at_once(bench: Bench, wanted: dict[str, Any]) -> None:
+    await bench.put(*(f"t{number}" for number in range(100)), key="one")
+
+    def look(view: View) -> tuple[int, list[str]]:
+        asked: Any = Asked(view)
+        return len(Search(Filter(), TaskSelection(**wanted), cursor=None, limit=5000).whole(asked).rows), asked.asked
+
+    found, asked = await bench.engine._readers.read(look)
+    assert found == 100
+    assert len(asked) <= 5

@@ -114,6 +114,7 @@ def test_what_was_added_is_found_as_it_was(store: Store) -> None:
         tx.add([full], [row])
     with store.view() as view:
         assert view.entities([1, 9]) == {1: full}
+        assert view.creation_times([1, 9]) == {1: full.created_at}
     with store.transaction() as tx:
         assert tx.digests([1, 9]) == {1: b"\xff\x00"}
         assert tx.triggers(["t1", "nobody"]) == {"t1": row}

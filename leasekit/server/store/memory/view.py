@@ -266,6 +266,9 @@ class MemoryView(View):
     def due_times(self, seqs: Collection[int]) -> dict[int, float]:
         return {seq: entity.at for seq, entity in self.entities(seqs).items()}
 
+    def creation_times(self, seqs: Collection[int]) -> dict[int, float]:
+        return {seq: entity.created_at for seq, entity in self.entities(seqs).items()}
+
     def free_names(self, *, until: float, limit: int) -> list[int]:
         lanes = (lane for kind, of in self._tables.lanes.items() if kind.startswith(PREFIXES) for lane in of.values())
         return list(islice((seq for lane in lanes for at, seq in lane if at <= until), limit))

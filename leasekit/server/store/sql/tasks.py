@@ -90,6 +90,7 @@ COLLECTIONS = Statement(
     select(task.c.seq, task.c.collection).where(is_one_of(task.c.seq, "seqs"), task.c.collection.is_not(None))
 )
 DUE_TIMES = Statement(select(task.c.seq, task.c.at).where(is_one_of(task.c.seq, "seqs")))
+CREATION_TIMES = Statement(select(task.c.seq, task.c.created_at).where(is_one_of(task.c.seq, "seqs")))
 
 
 class TaskView(Reads):
@@ -105,8 +106,13 @@ class TaskView(Reads):
         return _dedupes(self._session.rows(DEDUPES, pairs=keys))
 
     def due_times(self, seqs: Collection[int]) -> dict[int, float]:
-        rows = self._session.rows(DUE_TIMES, seqs=seqs)
-        return {row[0]: row[1] for row in rows if damage.is_number(row[1])}
+        return self._times(DUE_TIMES, seqs)
+
+    def creation_times(self, seqs: Collection[int]) -> dict[int, float]:
+        return self._times(CREATION_TIMES, seqs)
+
+    def _times(self, statement: Statement, seqs: Collection[int]) -> dict[int, float]:
+        return {row[0]: row[1] for row in self._session.rows(statement, seqs=seqs) if damage.is_number(row[1])}
 
 
 class TaskTx(Writes, TaskView):

@@ -1,6 +1,7 @@
 """The due tasks of one transaction, read from the store lane by lane as claims need them."""
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 
 from leasekit.server.fair_lane import FairLane
@@ -43,6 +44,7 @@ class DueTasks:
         self.sieve = Sieve(turn)
         self._turn = turn
         chunk = max(_LEAST, min(wanted, _MOST) // max(1, len(due)))
+        lanes_of = Counter(lane.priority for lane in due)
         readers: dict[tuple[int, str], LaneReader] = {}
         self._fair: list[FairLane] = []
         for lane in sorted(due, key=lambda lane: lane.has_keys):
@@ -50,7 +52,8 @@ class DueTasks:
                 readers[lane[:2]] = _LaneReader(turn, lane, chunk, self.sieve)
                 continue
             unkeyed, keys = readers.get(lane[:2]), self.rooms.of_keys(lane.kind)
-            fair = FairLane(turn, lane, wanted=wanted, sieve=self.sieve, unkeyed=unkeyed, keys=keys)
+            share = math.ceil(wanted / lanes_of[lane.priority])  # lanes of one priority take turns
+            fair = FairLane(turn, lane, wanted=share, sieve=self.sieve, unkeyed=unkeyed, keys=keys)
             readers[lane[:2]] = fair
             self._fair.append(fair)
         self._readers: dict[str, list[LaneReader]] = {}
@@ -146,9 +149,9 @@ class Sieve:
     def sift(self, rows: Sequence[Trigger]) -> Sequence[Trigger]:
         """Return the tasks whose collections are open and whose start deadlines have not passed; note the others."""
         if self._has_deadlines and rows:
-            late = start_deadlines.late_ones(self._turn, rows)
-            self.late += late
-            rows = [row for row in rows if row not in late] if late else rows
+            late = {row.seq: row for row in start_deadlines.late_ones(self._turn, rows)}
+            self.late += late.values()
+            rows = [row for row in rows if row.seq not in late] if late else rows
         if not self._closed or not rows:
             return rows
         of = self._turn.tx.collections([row.seq for row in rows])

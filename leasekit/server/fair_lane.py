@@ -47,7 +47,7 @@ class Sieve(Protocol):
 
 
 class FairLane:
-    """The due tasks of one lane in which tasks have keys. At most `wanted` are taken, which bounds reading ahead.
+    """The due tasks of one lane in which tasks have keys. About `wanted` will be taken: so many are read at once.
 
     The store is asked when the first task is looked for: a claim that finds urgent tasks does not read other lanes.
     """
@@ -217,15 +217,25 @@ class FairLane:
             self.read(new.values(), limit=each)
         return self._queues[key]
 
+    def refill(self, queue: "_KeyQueue") -> None:
+        """Read the next tasks of a queue that is empty, and of those that come next and are empty too."""
+        limit = queue.next_limit()
+        nearest = heapq.nsmallest(max(1, self._wanted // limit), self._heap)
+        others = (self._queues.get(share.key) for share in nearest)
+        empty = [other for other in others if isinstance(other, _KeyQueue) and other.is_empty and other is not queue]
+        self.read([queue, *empty], limit=limit)
+
     def read(self, queues: "Iterable[_KeyQueue]", *, limit: int) -> None:
         """Read the next tasks of these queues."""
         of = {queue.key: queue for queue in queues}
         after = {key: queue.after or _FIRST for key, queue in of.items()}
         found = self._turn.tx.queued(self._lane, after, now=self._turn.now, limit=limit)
+        all_rows = [row for rows in found.values() for row in rows]
+        left = {row.seq for row in (all_rows if self._sieve is None else self._sieve.sift(all_rows))}
         for key, queue in of.items():
             rows = found.get(key, [])
-            left = rows if self._sieve is None else self._sieve.sift(rows)
-            queue.fill(left, after=_due_and_seq(rows[-1]) if len(rows) == limit else None)
+            after_last = _due_and_seq(rows[-1]) if len(rows) == limit else None
+            queue.fill([row for row in rows if row.seq in left], after=after_last)
 
     def has_room(self) -> bool:
         return self._sieve is None or not self._sieve.is_full
@@ -245,14 +255,23 @@ class _KeyQueue:
     def may_have_more(self) -> bool:
         return bool(self._rows) or self.after is not None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was read is taken, and there may be more."""
+        return not self._rows and self.after is not None
+
+    def next_limit(self) -> int:
+        """Return how many tasks to read now: twice as many as the last time."""
+        self._more = min(2 * self._more, _MOST)
+        return self._more
+
     def fill(self, rows: Sequence[Trigger], *, after: DueAt | None) -> None:
         self._rows.extend(rows)
         self.after = after
 
     def head(self) -> DueAt | None:
-        while not self._rows and self.after is not None and self._lane.has_room():
-            self._more = min(2 * self._more, _MOST)
-            self._lane.read([self], limit=self._more)
+        while self.is_empty and self._lane.has_room():
+            self._lane.refill(self)
         return _due_and_seq(self._rows[0]) if self._rows else None
 
     def pop(self) -> Trigger:

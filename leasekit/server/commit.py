@@ -42,7 +42,7 @@ logger = logging.getLogger("leasekit.server")
 _fault_logger = logging.getLogger("leasekit.server.writes")
 _fault_logger.addFilter(LogLimit())  # large writes may fail, and small ones succeed, again and again
 
-_COMMIT = 2500  # items in one transaction, at most: a heartbeat may have to wait for so many before it
+_COMMIT = 1000  # items in one transaction, at most: a heartbeat may have to wait for so many before it
 
 _SHARE = 500  # items of a class that was left out, at least one request
 

@@ -28,6 +28,7 @@ from leasekit.server.http.app import Api
 from leasekit.server.http.sending import Sending
 from leasekit.server.roles import claims as claiming
 from leasekit.server.roles import frontend
+from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
@@ -435,6 +436,23 @@ async def test_claims_for_many_tasks_of_one_token_go_before_no_claim_of_another(
     granted = [answer.claimed and len(answer.claimed.tasks) for answer in answers]
     assert granted == [3, 3, None, None, None, 1]
     assert [answer.again for answer in answers] == [False, False, True, True, True, False]
+
+
+async def test_whose_claim_was_served_last_comes_last_in_the_next_transaction(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_MOST", 3)
+    await bench.schedule(*[{"kind": "many"}] * 50)
+    callers = ["one", "one", "one", "two", "three"]
+    waiting = [claiming.WaitingClaim(n, "w", f"{caller}/{n}", ["many"], 3, 0.0) for n, caller in enumerate(callers)]
+    kinds, served = KindDefaults(), list[int]()
+    while waiting:
+        with bench.engine._store.transaction() as tx:
+            now = bench.engine.clock.peek()
+            answers = claiming.claim(UnitOfWork(tx, now=now, instant=now, random=Random(1), kinds=kinds), waiting)
+        served += [request.number for request, answer in zip(waiting, answers, strict=True) if not answer.again]
+        waiting = [request for request, answer in zip(waiting, answers, strict=True) if answer.again]
+    assert served == [0, 3, 4, 1, 2]
 
 
 async def test_claims_whose_callers_have_left_are_looked_at_in_many_turns_too(

@@ -123,9 +123,15 @@ tests/server/test_long_poll.py::test_the_claims_of_one_token_keep_no_other_from_
 
 claims-of-one-token-first: Claims of one token go before those of others that came later.
 server.roles.claims:claim
-- _in_turns(sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number))
-+ sorted((item for item in requests if id(item) not in answers), key=lambda item: item.number)
+- _in_turns(left, turn.kinds.served)
++ sorted(left, key=lambda item: item.number)
 tests/server/test_worst_requests.py::test_claims_for_many_tasks_of_one_token_go_before_no_claim_of_another
+
+claims-served-again: The claims that one token has queued come one after another, in transactions with room for one.
+server.roles.claims:claim
+- _in_turns(left, turn.kinds.served)
++ _in_turns(left, {})
+tests/server/test_worst_requests.py::test_whose_claim_was_served_last_comes_last_in_the_next_transaction
 
 kinds-of-nobody: The kinds that claims wait for are counted for all tokens together.
 server.long_poll:LongPolls._begin

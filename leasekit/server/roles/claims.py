@@ -24,7 +24,7 @@ from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import Claimed, Task, Ticket
 from leasekit.wire import MAX_PAYLOAD, MAX_PROGRESS
 
-_MOST = 2000  # tasks that are granted in one transaction, which heartbeats may have to wait for
+_MOST = 1000  # tasks that are granted in one transaction, which heartbeats may have to wait for
 _ANSWER = 8 * 1024 * 1024
 """Bytes of users' values in one answer, about: many big tasks must not exhaust the memory of the server or a client.
 
@@ -88,7 +88,7 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
     answers = _repeated(turn, [item for item in requests if (item.is_new or turn.is_repeated) and not item.is_gone])
     answers.update(_ended(turn, [item for item in requests if not (item.limit or item.is_gone or id(item) in answers)]))
     left = [item for item in requests if id(item) not in answers and not item.needs_nothing]
-    waiting = _in_turns(sorted(left, key=lambda item: item.number))
+    waiting = _in_turns(left, turn.kinds.served)
     later = _out_of_reach(turn, [item for item in waiting if not item.tickets])
     answers.update((id(item), Answer(again=True)) for item in later)
     waiting = [item for item in waiting if item not in later] if later else waiting
@@ -103,6 +103,7 @@ def claim(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> list[Answer]:
         reap(turn)
         due_tasks = _due_tasks(turn, present)
         answers.update(_served(turn, present, due_tasks))
+        turn.kinds.served = _served_last(turn.kinds.served, present, answers)
         full = due_tasks.rooms.full()
     if waiting:
         emptied = [item for item in present if _took_all(item, answers.get(id(item)))]
@@ -153,15 +154,31 @@ def _beyond_routes(requests: Iterable[WaitingClaim], routes: Mapping[str, int]) 
     return later
 
 
-def _in_turns(requests: Sequence[WaitingClaim]) -> list[WaitingClaim]:
-    """Return the first claim of each caller, then the second ones, and so on."""
+def _in_turns(requests: Sequence[WaitingClaim], served: Mapping[str, int]) -> list[WaitingClaim]:
+    """Return the first claim of each caller, then the second ones, and so on.
+
+    Of the first ones, those come last whose callers were served last: a transaction may have no room for all.
+    """
     counts: Counter[str] = Counter()
-    turns: dict[int, int] = {}
-    for request in requests:
+    turns: dict[int, tuple[int, int, int]] = {}
+    for request in sorted(requests, key=lambda request: request.number):
         caller = caller_of(request.claim_id)
         counts[caller] += 1
-        turns[id(request)] = counts[caller]
+        turns[id(request)] = (counts[caller], served.get(caller, 0), request.number)
     return sorted(requests, key=lambda request: turns[id(request)])
+
+
+def _served_last(
+    served: Mapping[str, int], requests: Sequence[WaitingClaim], answers: Mapping[int, Answer]
+) -> dict[str, int]:
+    """Return in which transaction each caller of these claims was last granted tasks; this one is the last of all."""
+    this = max(served.values(), default=0) + 1
+    lately: dict[str, int] = {}
+    for request in requests:
+        caller, answer = caller_of(request.claim_id), answers.get(id(request))
+        is_granted = answer is not None and answer.claimed is not None
+        lately[caller] = this if is_granted else max(lately.get(caller, 0), served.get(caller, 0))
+    return lately
 
 
 def _took_all(request: WaitingClaim, answer: Answer | None) -> bool:
@@ -172,7 +189,8 @@ def _took_all(request: WaitingClaim, answer: Answer | None) -> bool:
 def _due_tasks(turn: UnitOfWork, requests: Sequence[WaitingClaim]) -> DueTasks:
     kinds = {kind for request in requests for kind in request.kinds}
     workers = {request.labels for request in requests}
-    return DueTasks(turn, kinds, wanted=sum(request.limit for request in requests), workers=workers)
+    wanted = min(_MOST, sum(request.limit for request in requests))
+    return DueTasks(turn, kinds, wanted=wanted, workers=workers)
 
 
 def _note_what_is_left(

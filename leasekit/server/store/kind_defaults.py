@@ -45,6 +45,7 @@ class KindDefaults:
         self.drains: Mapping[str, DrainRow] = {}  # the same, by worker
         self.rules: Mapping[str, KindRules] = {}  # the same, of the kinds that have any; replaced, never changed
         self.clock = KindClock()
+        self.served: dict[str, int] = {}  # caller → in which transaction it was last granted tasks, of those that wait
         self.has_waits = False  # whether tasks wait for others, or ever did; also for other threads
         self.start_by: float | None = 0.0  # the first start deadline of any task, or earlier; None: there is none
         self.has_inbox = False  # whether applications have put tasks into the inbox; also for other threads

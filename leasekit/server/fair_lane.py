@@ -85,9 +85,7 @@ class FairLane:
     def _begin(self) -> None:
         """Read the first shares."""
         self._has_begun = True
-        # In this order: a share that another node lets join between the two reads is in both of them, not in none.
-        joining = self._joining()
-        active = self._turn.tx.active_shares(self._lane, after=_BEFORE_ALL, limit=self._page)
+        joining, active = self._first_shares()
         self._base = active[0].taken if active else 0.0
         self._last = active[-1] if len(active) == self._page else None  # None: all active shares have been read
         if self._unkeyed is not None:
@@ -98,16 +96,21 @@ class FairLane:
         self._known.update(self._taken)
         self._compete([*active, *joined])
 
-    def _joining(self) -> list[Share]:
-        """Return the shares that join: enough that those of keys with free places fill a page, or all."""
-        limit = 2 * self._page
+    def _first_shares(self) -> tuple[list[Share], list[Share]]:
+        """Return the shares that join, and the first active ones.
+
+        Those that join are all, or enough that those of keys with free places fill a page.
+        """
+        tx, limit = self._turn.tx, 2 * self._page
         while True:
-            joining = self._turn.tx.joining_shares(self._lane, now=self._turn.now, limit=limit)
-            if self._keys is None or len(joining) < limit:
-                return joining
-            self._keys.look(share.key for share in joining)
-            if sum(not self._is_full(share.key) for share in joining) >= self._page:
-                return joining
+            # In this order: a share that another node lets join between the two reads is in both of them, not in none.
+            joining = tx.joining_shares(self._lane, now=self._turn.now, limit=limit)
+            active = tx.active_shares(self._lane, after=_BEFORE_ALL, limit=self._page)
+            if self._keys is None:
+                return joining, active
+            self._keys.look(share.key for share in (*joining, *active))
+            if len(joining) < limit or sum(not self._is_full(share.key) for share in joining) >= self._page:
+                return joining, active
             limit *= 4
 
     def _joined(self, share: Share) -> Share:

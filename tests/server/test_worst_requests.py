@@ -5,6 +5,7 @@ Figures of time are in the chaos kit (`worst-requests`): what the slowest heartb
 
 import asyncio
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
@@ -28,10 +29,12 @@ from leasekit.server.http.app import Api
 from leasekit.server.http.sending import Sending
 from leasekit.server.roles import claims as claiming
 from leasekit.server.roles import frontend
+from leasekit.server.roles.gates import GateChange
 from leasekit.server.store.kind_defaults import KindDefaults
 from leasekit.server.store.sql.statements import Statement
 from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
+from leasekit.server.store.sqlite.tx import SqliteTx
 from leasekit.server.unit_of_work import UnitOfWork
 from leasekit.task import NewTask, Task, TaskInfo, Ticket
 from leasekit.wire import (
@@ -491,6 +494,37 @@ async def test_a_claim_reads_no_more_lanes_than_it_takes_tasks_from(bench: Bench
     done(bench)
     assert len((await claim("w")).tasks) == 1
     assert done(bench).statements < 100  # the lanes of one kind are compared, of 320
+
+
+async def test_tasks_of_many_keys_are_read_together_also_where_a_collection_is_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.schedule(*({"kind": "k", "key": f"key-{n}"} for n in range(300)))
+    await bench.engine.operations.set_gate(GateChange("collection", "closed", "pause", None, None, None, None))
+    reads: list[str] = []
+    for name in ("queued", "collections"):
+        monkeypatch.setattr(SqliteTx, name, noted(reads, name, getattr(SqliteTx, name)))
+    claimed = await bench.engine.claim(worker="w", claim_id="c", limit=500, kinds=["k"], wait=0)
+    assert len(claimed.tasks) == 300
+    assert len(reads) < 20
+
+
+def noted(calls: list[str], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        return method(*args, **options)
+
+    return call
+
+
+async def test_kinds_with_many_keys_share_what_a_claim_reads(bench: Bench) -> None:
+    for kind in range(10):
+        await bench.schedule(*({"kind": f"k{kind}", "key": f"key-{n}"} for n in range(100)))
+    done(bench)
+    kinds = [f"k{kind}" for kind in range(10)]
+    claimed = await bench.engine.claim(worker="w", claim_id="c", limit=100, kinds=kinds, wait=0)
+    assert Counter(task.kind for task in claimed.tasks) == dict.fromkeys(kinds, 10)
+    assert done(bench).rows < 1500
 
 
 @pytest.mark.parametrize("by_tickets", [False, True])

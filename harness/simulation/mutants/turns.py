@@ -124,7 +124,7 @@ tests/server/test_long_poll.py::test_the_claims_of_one_token_keep_no_other_from_
 claims-of-one-token-first: Claims of one token go before those of others that came later.
 server.roles.claims:claim
 - _in_turns(left, turn.kinds.served)
-+ sorted(left, key=lambda item: item.number)
++ left
 tests/server/test_worst_requests.py::test_claims_for_many_tasks_of_one_token_go_before_no_claim_of_another
 
 claims-served-again: The claims that one token has queued come one after another, in transactions with room for one.
@@ -132,6 +132,18 @@ server.roles.claims:claim
 - _in_turns(left, turn.kinds.served)
 + _in_turns(left, {})
 tests/server/test_worst_requests.py::test_whose_claim_was_served_last_comes_last_in_the_next_transaction
+
+keys-read-one-by-one: The next tasks of each key are a read by themselves.
+server.fair_lane:FairLane.refill
+- [queue, *empty]
++ [queue]
+tests/server/test_worst_requests.py::test_tasks_of_many_keys_are_read_together_also_where_a_collection_is_closed
+
+lanes-read-all: Of each lane with keys a claim reads as much as it takes from all.
+server.due_tasks:DueTasks.__init__
+- math.ceil(wanted / lanes_of[lane.priority])
++ wanted
+tests/server/test_worst_requests.py::test_kinds_with_many_keys_share_what_a_claim_reads
 
 kinds-of-nobody: The kinds that claims wait for are counted for all tokens together.
 server.long_poll:LongPolls._begin

@@ -60,7 +60,7 @@ class WaitingClaim:
 
     @property
     def needs_nothing(self) -> bool:
-        """Whether nobody waits for the answer, and no task has woken this claim in place of another."""
+        """Return whether nobody waits for the answer, and no task has woken this claim in place of another."""
         return self.is_gone and self.is_new
 
 

@@ -60,7 +60,7 @@ class WaitingClaim:
 
     @property
     def needs_nothing(self) -> bool:
-        """Return whether nobody waits for the answer, and no task has woken this claim in place of another."""
+        """Whether all callers have left before the claim was tried, so that no task has woken the claim."""
         return self.is_gone and self.is_new
 
 

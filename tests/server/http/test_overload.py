@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from leasekit.server import commit, engine
-from leasekit.server.request_classes import CLAIM, SCHEDULE
+from leasekit.server.request_classes import CLAIM, HEARTBEAT, SCHEDULE
 from tests.server.http.conftest import Running, RunServer
 from tests.waiting import eventually
 
@@ -43,7 +43,10 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     capacities = [rank.capacity for rank in ranks]
     for rank in ranks:
         object.__setattr__(rank, "capacity", ROOM)
+    weight = HEARTBEAT.weight
+    object.__setattr__(HEARTBEAT, "weight", 1.0)  # one in a transaction, as of the others
     yield
+    object.__setattr__(HEARTBEAT, "weight", weight)
     for rank, capacity in zip(ranks, capacities, strict=True):
         object.__setattr__(rank, "capacity", capacity)
 

@@ -116,7 +116,7 @@ class Bodies:
             await self.turn(size)
             return decode()
         caller, body = CALLER.get(), _LongBody(decode, asyncio.get_running_loop().create_future())
-        self._long.add(caller, body, work=size)
+        self._long.add(caller, body, work=size, is_urgent=size <= _SMALL)  # heartbeats, before large batches of tasks
         self._begin()
         try:
             return await body.decoded  # type: ignore[no-any-return]

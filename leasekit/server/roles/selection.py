@@ -28,7 +28,7 @@ AFTER_ALL = 10**18
 _TAGGED = 2_000  # tasks with a tag, of a worker or of a chain, that are looked at in one step
 _STEPS = 50  # steps after which a search ends its page, however few tasks it has found
 _STEP = 10  # tasks whose errors are loaded at once
-_SCAN = 250  # tasks that one step reads, at most, and if some of them may not match: a small page costs no more steps
+_SCAN = 250  # tasks that one step reads at most; so many where some may not match: a small page costs no more steps
 _FIELDS = frozenset(field.name for field in fields(TaskSelection))
 
 

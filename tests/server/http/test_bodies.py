@@ -93,6 +93,19 @@ async def test_callers_take_turns_with_long_bodies_too(monkeypatch: pytest.Monke
     assert len(decoded) == 21
 
 
+async def test_heartbeats_of_a_thousand_leases_wait_for_no_larger_bodies_of_their_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bodies, "_REST", 0)
+    arriving, decoded = Bodies(60), list[int]()
+
+    async def arrive(size: int) -> None:
+        await arriving.decoded(size, lambda: decoded.append(size))
+
+    await asyncio.wait_for(asyncio.gather(*map(arrive, [bodies._SMALL + 1] * 9 + [bodies._SMALL])), 60)
+    assert decoded.index(bodies._SMALL) <= 1
+
+
 async def test_after_a_long_body_the_thread_rests_for_as_long_as_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "_timed", lambda decode, taken: (taken.append(1000.0), decode())[1])
     arriving, long = Bodies(60), bodies._LONG + 1

@@ -183,6 +183,7 @@ class FairLane:
             while self._last is not None and not (self._heap and self._heap[0] <= self._last):
                 more = self._turn.tx.active_shares(self._lane, after=self._last, limit=self._page)
                 self._last = more[-1] if len(more) == self._page else None
+                self._page = min(2 * self._page, _MOST)  # there may be thousands that are full
                 new = [share for share in more if share.key not in self._known]  # another node may have charged one
                 self._known.update(share.key for share in new)
                 self._compete(new)

@@ -36,7 +36,7 @@ from leasekit.server.store.sqlite.session import SqliteSession
 from leasekit.server.store.sqlite.store import SqliteStore
 from leasekit.server.store.sqlite.tx import SqliteTx
 from leasekit.server.unit_of_work import UnitOfWork
-from leasekit.task import NewTask, Task, TaskInfo, Ticket
+from leasekit.task import KindSettings, NewTask, Task, TaskInfo, Ticket
 from leasekit.wire import (
     MAX_BATCH,
     MAX_BODY,
@@ -515,6 +515,16 @@ def noted(calls: list[str], name: str, method: Callable[..., Any]) -> Callable[.
         return method(*args, **options)
 
     return call
+
+
+async def test_keys_that_are_full_are_passed_in_growing_pages(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.schedule(*({"kind": "k", "key": f"key-{n % 300}"} for n in range(600)))
+    await bench.engine.claim(worker="w", claim_id="first", limit=300, kinds=["k"], wait=0)
+    await bench.engine.operations.set_kind("k", KindSettings(key_concurrency=1), by="ada")
+    reads: list[str] = []
+    monkeypatch.setattr(SqliteTx, "active_shares", noted(reads, "active_shares", SqliteTx.active_shares))
+    assert not (await bench.engine.claim(worker="w", claim_id="second", limit=1, kinds=["k"], wait=0)).tasks
+    assert 1 < len(reads) < 10
 
 
 async def test_kinds_with_many_keys_share_what_a_claim_reads(bench: Bench) -> None:
